@@ -1,0 +1,144 @@
+import pg from 'pg';
+
+/** What a generated function needs of a connection: a pool, a pooled client or a client. */
+export interface Queryable {
+  // biome-ignore lint/suspicious/noExplicitAny: rows have the shape that the SQL text says.
+  query(text: string, values?: unknown[]): Promise<{ rows: any[] }>;
+}
+
+/** How long the server works on one statement (where we may set that), in milliseconds. */
+const STATEMENT_TIMEOUT_MS = 10_000;
+
+/** How long we wait for one answer, in milliseconds: longer than the server's own limit, so that it speaks first. */
+const QUERY_TIMEOUT_MS = 15_000;
+
+/** How long a caller waits for a free or a new connection, in milliseconds. */
+const CONNECT_TIMEOUT_MS = 5_000;
+
+/**
+ * Makes a pool whose connections act as one database role.
+ *
+ * A URL that logs in as the role itself may lead to a transaction pooler, so nothing is set on its
+ * connections. Any other login (the embedded server's superuser, in tests and on one machine) asks for
+ * the role in its first packet: a connection that cannot have the role is refused by the server, so no
+ * statement ever runs as the login, and a `reset role` returns to the role.
+ *
+ * @param options.url where to connect and as whom
+ * @param options.role the role that every statement runs as
+ * @param options.max the largest number of connections
+ * @returns a pool that survives the death of its connections; end it when done
+ */
+export function createPool(options: { url: string; role: string; max: number; queryTimeoutMs?: number }): pg.Pool {
+  const pool = new pg.Pool({
+    connectionString: actAs(options.role, options.url),
+    application_name: 'posthorn',
+    max: options.max,
+    query_timeout: options.queryTimeoutMs ?? QUERY_TIMEOUT_MS,
+    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    keepAlive: true,
+    types: { getTypeParser },
+  });
+  // Without listeners, the death of a connection that runs no query would end the process. The pool has
+  // dropped it by then, and whoever queries next connects anew or learns why not.
+  pool.on('error', () => {});
+  pool.on('connect', (client) => client.on('error', () => {}));
+  // The driver's own pool.query throws a connection away after every SQL error, so that refusals, which
+  // are ordinary here, would cost a new connection each.
+  pool.query = ((text: string, values?: unknown[]) => withClient(pool, (client) => client.query(text, values))) as typeof pool.query;
+  return pool;
+}
+
+/**
+ * Lends one connection of the pool to `work`. Afterwards the connection goes back, unless an error left
+ * it in an unknown state: then it is closed, since a late answer would reach the next borrower.
+ */
+export async function withClient<T>(pool: pg.Pool, work: (client: pg.PoolClient) => Promise<T>): Promise<T> {
+  const client = await pool.connect();
+  try {
+    const result = await work(client);
+    client.release();
+    return result;
+  } catch (error) {
+    client.release(leavesConnectionUsable(error) ? undefined : (error as Error));
+    throw error;
+  }
+}
+
+/**
+ * Whether an error says that the database could not be reached or gave no answer, rather than that it
+ * refused a statement. The caller may answer "unavailable" and try again.
+ */
+export function isConnectionError(error: unknown): boolean {
+  if (!(error instanceof Error)) return false;
+  if (error instanceof pg.DatabaseError) return isUnavailableState(error.code ?? '');
+  if ('syscall' in error || error instanceof AggregateError) return true;
+  return DRIVER_CONNECTION_MESSAGES.some((message) => error.message.startsWith(message));
+}
+
+/** The driver gives these no code. */
+const DRIVER_CONNECTION_MESSAGES = [
+  'Connection terminated',
+  'timeout exceeded when trying to connect',
+  'timeout expired',
+  'Query read timeout',
+  'Client has encountered a connection error',
+  'Client was closed',
+  'Cannot use a pool after calling end',
+  'Client network socket disconnected',
+  'The server does not support SSL connections',
+];
+
+/**
+ * Connection exceptions (08, where poolers put theirs too), too many connections, shutdowns and crashes,
+ * and a read-only server: after a failover that is the old primary.
+ */
+function isUnavailableState(sqlstate: string): boolean {
+  return sqlstate.startsWith('08') || sqlstate.startsWith('57P') || sqlstate === '53300' || sqlstate === '25006';
+}
+
+/** A statement that the server itself refused leaves the connection as good as before; a cancelled one is not trusted. */
+function leavesConnectionUsable(error: unknown): boolean {
+  return error instanceof pg.DatabaseError && error.code !== '57014' && !isConnectionError(error);
+}
+
+/** Adds the role to the URL itself, since settings in a URL win over those beside it. */
+function actAs(role: string, url: string): string {
+  if (!/^[a-z_]+$/.test(role)) throw new Error(`Not a role of this database: ${role}`);
+  const target = new URL(url);
+  if (decodeURIComponent(target.username) === role) return url;
+  const asked = target.searchParams.get('options');
+  const ours = `-c role=${role} -c statement_timeout=${STATEMENT_TIMEOUT_MS}`;
+  target.searchParams.set('options', asked ? `${asked} ${ours}` : ours);
+  return target.toString();
+}
+
+const INT8 = 20;
+const INT8_ARRAY = 1016;
+const TIMESTAMPTZ = 1184;
+
+const getTypeParser = ((oid: number, format?: 'text' | 'binary') => {
+  if (oid === INT8) return parseInt8;
+  if (oid === INT8_ARRAY) return parseInt8Array;
+  if (oid === TIMESTAMPTZ) return parseTimestamp;
+  return getDriverParser(oid, format);
+}) as typeof pg.types.getTypeParser;
+
+/** The driver's types know only some of the types that it parses. */
+const getDriverParser = pg.types.getTypeParser as (oid: number, format?: 'text' | 'binary') => (text: string) => any;
+
+function parseInt8(text: string): number {
+  const value = Number(text);
+  if (!Number.isSafeInteger(value)) throw new RangeError(`int8 ${text} does not fit into a number`);
+  return value;
+}
+
+function parseInt8Array(text: string): (number | null)[] {
+  const items: (string | null)[] = getDriverParser(INT8_ARRAY)(text);
+  return items.map((item) => (item === null ? null : parseInt8(item)));
+}
+
+function parseTimestamp(text: string): Date {
+  const value = getDriverParser(TIMESTAMPTZ)(text);
+  if (!(value instanceof Date)) throw new RangeError(`timestamptz ${text} is no date; a function should return null instead`);
+  return value;
+}
