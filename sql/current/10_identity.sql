@@ -1,0 +1,234 @@
+-- Who acts is proved to the database. A call presents the SHA-256 of a credential, or the ticket that
+-- ops.act_as_owner made in the same transaction. prove() looks them up once and leaves the owners in a
+-- transaction-local setting under a MAC; every policy admits exactly those owners. A pod that sets the
+-- setting itself gains nothing, a proof is worthless in another transaction, and nothing outlives one.
+set local role posthorn_engine;
+
+create type posthorn_impl.proven as (
+  item int,
+  owner_id int,
+  connection_id uuid,
+  kind text,
+  scopes text[],
+  bound_agent_id uuid
+);
+
+create type posthorn_impl.identity as (
+  item int,
+  owner_id int,
+  connection_id uuid,
+  kind text,
+  agent_id uuid,
+  problem text
+);
+
+set local role posthorn_prover;
+
+create function posthorn_impl.sign_proof(
+  p_subject text
+) returns text
+language sql
+stable
+security definer
+set search_path = ''
+as $$
+  -- the transaction's start and the backend bind a signature to this transaction
+  select encode(sha256(k.outer_pad || sha256(k.inner_pad || convert_to(
+           p_subject || '|' || pg_backend_pid() || '|' || extract(epoch from transaction_timestamp()), 'UTF8'))), 'hex')
+    from posthorn_secret.proof_key k
+$$;
+comment on function posthorn_impl.sign_proof(text) is 'HMAC-SHA256 of a subject, valid in this transaction of this backend only.';
+
+create function posthorn_impl.prove(
+  p_credentials bytea[]
+) returns setof posthorn_impl.proven
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_now timestamptz := posthorn_impl.clock();
+  v_proven posthorn_impl.proven[];
+  v_owners text;
+begin
+  -- the policy of connections for this role shows only rows whose hash was presented
+  perform set_config('posthorn.presented', p_credentials::text, true);
+  v_proven := array(
+    select row(u.item, c.owner_id, c.connection_id, c.kind, c.scopes, c.agent_id)::posthorn_impl.proven
+      from unnest(p_credentials) with ordinality u(credential, item)
+      join posthorn.connections c on c.credential_hash = u.credential
+     where c.revoked_at is null
+       and c.expires_at > v_now
+    union all
+    select row(u.item, t.owner_id, null, 'session', array['owner'], null)::posthorn_impl.proven
+      from unnest(p_credentials) with ordinality u(credential, item)
+     cross join lateral (select ('x' || encode(substring(u.credential for 4), 'hex'))::bit(32)::int as owner_id) t
+     where octet_length(u.credential) = 36
+       and encode(substring(u.credential from 5), 'hex') = posthorn_impl.sign_proof('ticket|' || t.owner_id));
+  select coalesce(array_agg(distinct p.owner_id)::text, '{}') into v_owners from unnest(v_proven) p;
+  perform set_config('posthorn.proof', posthorn_impl.sign_proof('owners|' || v_owners) || v_owners, true);
+  return query select p.* from unnest(v_proven) p;
+end $$;
+comment on function posthorn_impl.prove(bytea[]) is 'Turns presented credentials into the owners that this transaction may see; one row for each valid one.';
+
+create function posthorn_impl.proved_owners() returns int[]
+language plpgsql
+stable
+security definer
+set search_path = ''
+as $$
+declare
+  v_proof text := current_setting('posthorn.proof', true);
+  v_owners text := substr(v_proof, 65);
+begin
+  if v_owners is null or v_owners = '' or substr(v_proof, 1, 64) <> posthorn_impl.sign_proof('owners|' || v_owners) then
+    return '{}'; -- a forged proof is no proof, and tells its maker nothing
+  end if;
+  return v_owners::int[];
+end $$;
+comment on function posthorn_impl.proved_owners() is 'The owners proved in this transaction; what every policy compares with.';
+
+create function ops.act_as_owner(
+  p_owner_id uuid
+) returns bytea
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_owner_id int;
+begin
+  select o.owner_id into v_owner_id from posthorn.owners o where o.id = p_owner_id;
+  if not found then
+    perform posthorn_impl.refuse('not_found');
+  end if;
+  return int4send(v_owner_id) || decode(posthorn_impl.sign_proof('ticket|' || v_owner_id), 'hex');
+end $$;
+comment on function ops.act_as_owner(uuid) is 'A ticket that lets the person at the server act as an owner in this transaction: pass it as p_credential.';
+
+grant execute on function posthorn_impl.prove(bytea[]), posthorn_impl.proved_owners(), posthorn_impl.sign_proof(text) to posthorn_engine;
+grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
+
+set local role posthorn_engine;
+
+create function posthorn_impl.identify(
+  p_credentials bytea[],
+  p_agents uuid[],
+  p_scope text
+) returns setof posthorn_impl.identity
+language plpgsql
+volatile
+security definer
+set search_path = ''
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  -- a statement of its own: policies of the next one must find the proof made
+  v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
+begin
+  return query
+  select u.item::int, p.owner_id, p.connection_id, p.kind, a.agent_id,
+         case
+           when p.owner_id is null then 'unauthorized'
+           when o.suspended_at is not null then 'owner_suspended'
+           when not p_scope = any (p.scopes) then 'scope_required'
+           when coalesce(p.bound_agent_id, u.agent_id) is null then 'agent_required'
+           when a.agent_id is null then 'not_found'
+           when a.revoked_at is not null then 'agent_revoked'
+         end
+    from unnest(p_credentials, p_agents) with ordinality u(credential, agent_id, item)
+    left join unnest(v_proven) p on p.item = u.item
+    left join posthorn.owners o on o.owner_id = p.owner_id
+    left join posthorn.agents a
+           on a.owner_id = p.owner_id
+          and a.agent_id = coalesce(u.agent_id, p.bound_agent_id)
+          and case when p.bound_agent_id is null then a.connection_id = p.connection_id else a.agent_id = p.bound_agent_id end;
+end $$;
+comment on function posthorn_impl.identify(bytea[], uuid[], text) is 'Who each call of a batch is: owner, connection and agent, or the problem. Agents may be null where the connection acts as exactly one.';
+
+create function posthorn_impl.identify_agent(
+  p_credential bytea,
+  p_agent_id uuid
+) returns posthorn_impl.identity
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_identity posthorn_impl.identity;
+begin
+  select i.* into v_identity from posthorn_impl.identify(array[p_credential], array[p_agent_id], 'messaging') i;
+  if v_identity.problem is not null then
+    perform posthorn_impl.refuse(v_identity.problem);
+  end if;
+  return v_identity;
+end $$;
+comment on function posthorn_impl.identify_agent(bytea, uuid) is 'The agent of one call; raises unauthorized, owner_suspended, scope_required, agent_required, not_found or agent_revoked.';
+
+create function posthorn_impl.identify_connection(
+  p_credential bytea
+) returns posthorn_impl.proven
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_proven posthorn_impl.proven;
+begin
+  select p.* into v_proven from posthorn_impl.prove(array[p_credential]) p;
+  if not found then
+    perform posthorn_impl.refuse('unauthorized');
+  end if;
+  if exists (select from posthorn.owners o where o.owner_id = v_proven.owner_id and o.suspended_at is not null) then
+    perform posthorn_impl.refuse('owner_suspended');
+  end if;
+  return v_proven;
+end $$;
+comment on function posthorn_impl.identify_connection(bytea) is 'The connection of one call; raises unauthorized or owner_suspended.';
+
+create function posthorn_impl.identify_owner(
+  p_credential bytea
+) returns posthorn_impl.proven
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_proven posthorn_impl.proven;
+begin
+  select p.* into v_proven from posthorn_impl.prove(array[p_credential]) p;
+  if not found then
+    perform posthorn_impl.refuse('unauthorized');
+  end if;
+  if not v_proven.scopes @> array['owner'] then
+    perform posthorn_impl.refuse('person_required');
+  end if;
+  return v_proven;
+end $$;
+comment on function posthorn_impl.identify_owner(bytea) is 'The owner of one call, by session or ticket; raises unauthorized or person_required.';
+
+create function posthorn_api.authenticate(
+  p_credential bytea
+) returns table (
+  owner_id uuid,
+  connection_id uuid,
+  kind text,
+  scopes text[]
+)
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_proven posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
+begin
+  return query select o.id, v_proven.connection_id, v_proven.kind, v_proven.scopes from posthorn.owners o where o.owner_id = v_proven.owner_id;
+end $$;
+comment on function posthorn_api.authenticate(bytea) is 'Which connection a credential is; raises unauthorized or owner_suspended. For doors that must answer before an operation runs.';
+grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;

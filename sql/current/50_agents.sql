@@ -1,0 +1,339 @@
+set local role posthorn_engine;
+
+create type posthorn_impl.agent_view as (
+  id uuid,
+  label text,
+  runtime text,
+  runtime_version text,
+  origin_kind text,
+  device_id uuid,
+  device_label text,
+  installation text,
+  created_at timestamptz,
+  revoked_at timestamptz,
+  shared_group_ids uuid[]
+);
+
+create function posthorn_impl.view_agents(
+  p_owner_id int,
+  p_for_agent_id uuid,
+  p_ids uuid[],
+  p_now timestamptz
+) returns setof posthorn_impl.agent_view
+language sql
+stable
+security definer
+set search_path = ''
+as $$
+  select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
+         array(
+           select mine.group_id
+             from posthorn.members mine
+             join posthorn.members theirs on theirs.owner_id = p_owner_id and theirs.group_id = mine.group_id and theirs.agent_id = a.agent_id
+             join posthorn.groups g on g.owner_id = p_owner_id and g.group_id = mine.group_id and g.revoked_at is null and g.expires_at > p_now
+            where mine.owner_id = p_owner_id
+              and mine.agent_id = p_for_agent_id
+              and p_for_agent_id <> a.agent_id
+            order by mine.group_id)
+    from posthorn.agents a
+    join posthorn.connections c on c.owner_id = p_owner_id and c.connection_id = a.connection_id
+   where a.owner_id = p_owner_id
+     and a.agent_id = any (p_ids)
+   order by a.agent_id
+$$;
+comment on function posthorn_impl.view_agents(int, uuid, uuid[], timestamptz) is 'Agents as one of them (or the owner, with null) sees them.';
+
+create function posthorn_api.register_agent(
+  p_credential bytea,
+  p_installation text,
+  p_label text,
+  p_runtime text,
+  p_runtime_version text default null
+) returns posthorn_impl.agent_view
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_actor posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
+  v_now timestamptz;
+  v_agent posthorn.agents;
+begin
+  if not v_actor.scopes @> array['messaging'] then
+    perform posthorn_impl.refuse('scope_required');
+  end if;
+  if v_actor.kind not in ('service', 'device') then
+    perform posthorn_impl.refuse('person_required');
+  end if;
+  if p_installation is null then
+    perform posthorn_impl.refuse('invalid_request', '{"fields": ["installation"]}');
+  end if;
+  perform posthorn_impl.lock_owner(v_actor.owner_id);
+  v_now := posthorn_impl.clock();
+  select a.* into v_agent
+    from posthorn.agents a
+   where a.owner_id = v_actor.owner_id
+     and a.connection_id = v_actor.connection_id
+     and a.installation = p_installation
+     for no key update;
+  if v_agent.revoked_by = 'owner' then
+    perform posthorn_impl.refuse('agent_revoked');
+  end if;
+  if v_agent.agent_id is null or v_agent.revoked_at is not null then
+    if (select count(*) from posthorn.agents a where a.owner_id = v_actor.owner_id and a.revoked_at is null)
+       >= posthorn_impl.limit_value('agents_per_owner') then
+      perform posthorn_impl.refuse('limit_reached', '{"limit": "agents_per_owner"}');
+    end if;
+  end if;
+  if v_agent.agent_id is null then
+    insert into posthorn.agents (owner_id, connection_id, installation, origin_kind, label, runtime, runtime_version, reachable_until, created_at)
+    select v_actor.owner_id, v_actor.connection_id, p_installation, v_actor.kind, p_label, p_runtime, p_runtime_version,
+           least(c.expires_at, coalesce(c.revoked_at, 'infinity')), v_now
+      from posthorn.connections c
+     where c.owner_id = v_actor.owner_id
+       and c.connection_id = v_actor.connection_id
+    returning * into v_agent;
+    insert into posthorn.mailboxes (owner_id, agent_id) values (v_actor.owner_id, v_agent.agent_id);
+    perform posthorn_impl.record_act(v_actor, 'agent.register', v_agent.agent_id, v_now, v_agent.agent_id);
+  elsif (v_agent.label, v_agent.runtime, v_agent.runtime_version, v_agent.revoked_at) is distinct from (p_label, p_runtime, p_runtime_version, null::timestamptz) then
+    update posthorn.agents a
+       set label = p_label,
+           runtime = p_runtime,
+           runtime_version = p_runtime_version,
+           revoked_at = null,
+           revoked_by = null
+     where a.owner_id = v_actor.owner_id
+       and a.agent_id = v_agent.agent_id;
+    perform posthorn_impl.record_act(v_actor, 'agent.update', v_agent.agent_id, v_now, v_agent.agent_id);
+  end if;
+  return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[v_agent.agent_id], v_now) v);
+end $$;
+comment on function posthorn_api.register_agent(bytea, text, text, text, text) is 'Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. [nullable: runtime_version, revoked_at]';
+
+create function posthorn_api.list_agents(
+  p_credential bytea,
+  p_agent_id uuid,
+  p_after uuid default null,
+  p_limit int default 100
+) returns setof posthorn_impl.agent_view
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
+begin
+  return query
+  select v.*
+    from posthorn_impl.view_agents(v_me.owner_id, v_me.agent_id, array(
+           select a.agent_id
+             from posthorn.agents a
+            where a.owner_id = v_me.owner_id
+              and a.revoked_at is null
+              and a.agent_id <> v_me.agent_id
+              and (p_after is null or a.agent_id > p_after)
+            order by a.agent_id
+            limit p_limit), posthorn_impl.clock()) v;
+end $$;
+comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at]';
+
+create function posthorn_api.list_owner_agents(
+  p_credential bytea
+) returns setof posthorn_impl.agent_view
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
+begin
+  return query
+  select v.*
+    from posthorn_impl.view_agents(v_actor.owner_id, null, array(
+           select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id), posthorn_impl.clock()) v;
+end $$;
+comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at]';
+
+create function posthorn_api.agent_status(
+  p_credential bytea,
+  p_agent_id uuid default null
+) returns table (
+  agent_id uuid,
+  granted boolean,
+  discoverable_agents int,
+  pending_messages int,
+  wake_number int
+)
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_proven posthorn_impl.proven;
+  v_me posthorn_impl.identity;
+  v_now timestamptz := posthorn_impl.clock();
+begin
+  select i.* into v_me from posthorn_impl.identify(array[p_credential], array[p_agent_id], 'messaging') i;
+  -- before registration there is no agent to name, and without the scope there is guidance to give
+  if v_me.problem is not null and v_me.problem not in ('agent_required', 'scope_required') then
+    perform posthorn_impl.refuse(v_me.problem);
+  end if;
+  return query
+  select case when v_me.problem is null then v_me.agent_id end,
+         v_me.problem is distinct from 'scope_required',
+         case when v_me.problem = 'scope_required' then 0 else (
+           select count(*)::int
+             from posthorn.agents a
+            where a.owner_id = v_me.owner_id
+              and a.revoked_at is null
+              and a.agent_id is distinct from v_me.agent_id) end,
+         coalesce(posthorn_impl.count_pending(v_me.owner_id, case when v_me.problem is null then v_me.agent_id end, v_now), 0),
+         (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and v_me.problem is null and b.agent_id = v_me.agent_id);
+end $$;
+comment on function posthorn_api.agent_status(bytea, uuid) is 'Counts that an agent asks for every turn; without an agent yet, agent_id is null. [nullable: agent_id, wake_number]';
+
+create function posthorn_impl.count_pending(
+  p_owner_id int,
+  p_agent_id uuid,
+  p_now timestamptz
+) returns int
+language sql
+stable
+security definer
+set search_path = ''
+as $$
+  select b.unfenced - (
+           -- counted only where there is mail: past its deadline it is no longer pending, swept or not
+           select count(*)::int from posthorn.bodies x where x.owner_id = p_owner_id and x.recipient_agent_id = p_agent_id and x.expires_at <= p_now)
+    from posthorn.mailboxes b
+   where b.owner_id = p_owner_id
+     and b.agent_id = p_agent_id
+$$;
+comment on function posthorn_impl.count_pending(int, uuid, timestamptz) is 'Queued and delivered messages of an inbox that have not expired.';
+
+create function posthorn_impl.end_agent(
+  p_actor posthorn_impl.proven,
+  p_agent_id uuid,
+  p_revoked_by text
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_now timestamptz;
+  v_groups uuid[];
+  v_lonely uuid[];
+  v_ended uuid[];
+begin
+  perform posthorn_impl.lock_owner(p_actor.owner_id);
+  v_groups := posthorn_impl.lock_groups_of(p_actor.owner_id, array[p_agent_id]);
+  v_now := posthorn_impl.clock();
+  update posthorn.agents a
+     set revoked_at = v_now,
+         revoked_by = p_revoked_by
+   where a.owner_id = p_actor.owner_id
+     and a.agent_id = p_agent_id
+     and a.revoked_at is null;
+  if not found then
+    return;
+  end if;
+  -- what waits for it, and what it queued that nobody took yet
+  v_ended := array(
+    select b.message_id from posthorn.bodies b where b.owner_id = p_actor.owner_id and b.recipient_agent_id = p_agent_id
+    union
+    select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_groups) m where m.sender_agent_id = p_agent_id and m.state = 'queued');
+  delete from posthorn.members m where m.owner_id = p_actor.owner_id and m.agent_id = p_agent_id;
+  perform posthorn_impl.record_act(p_actor, 'agent.revoke', p_agent_id, v_now, p_agent_id);
+  -- a collaboration of one is none
+  v_lonely := array(
+    select g.group_id
+      from unnest(v_groups) g(group_id)
+     where (select count(*) from posthorn.members m where m.owner_id = p_actor.owner_id and m.group_id = g.group_id) < 2);
+  perform posthorn_impl.end_messages(p_actor.owner_id, v_ended || posthorn_impl.close_groups(p_actor, v_lonely, v_now), 'revoked', v_now);
+end $$;
+comment on function posthorn_impl.end_agent(posthorn_impl.proven, uuid, text) is 'Revokes an agent: it leaves its groups, its mail is fenced, and groups of fewer than two end.';
+
+create function posthorn_api.revoke_own_agent(
+  p_credential bytea,
+  p_agent_id uuid
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
+begin
+  if v_me.kind = 'child' then -- it may message as its agent and nothing else
+    perform posthorn_impl.refuse('person_required');
+  end if;
+  perform posthorn_impl.end_agent(row(1, v_me.owner_id, v_me.connection_id, v_me.kind, null, null)::posthorn_impl.proven, v_me.agent_id, 'agent');
+end $$;
+comment on function posthorn_api.revoke_own_agent(bytea, uuid) is 'An agent takes itself out of service; registering again brings it back.';
+
+create function posthorn_api.revoke_agent(
+  p_credential bytea,
+  p_agent_id uuid
+) returns posthorn_impl.agent_view
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
+begin
+  if not exists (select from posthorn.agents a where a.owner_id = v_actor.owner_id and a.agent_id = p_agent_id) then
+    perform posthorn_impl.refuse('not_found');
+  end if;
+  perform posthorn_impl.end_agent(v_actor, p_agent_id, 'owner');
+  -- stopped by itself before: now it stays stopped
+  update posthorn.agents a set revoked_by = 'owner' where a.owner_id = v_actor.owner_id and a.agent_id = p_agent_id;
+  return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], posthorn_impl.clock()) v);
+end $$;
+comment on function posthorn_api.revoke_agent(bytea, uuid) is 'The owner takes an agent out of service until they restore it. [nullable: runtime_version, revoked_at]';
+
+create function posthorn_api.restore_agent(
+  p_credential bytea,
+  p_agent_id uuid
+) returns posthorn_impl.agent_view
+language plpgsql
+volatile
+security definer
+set search_path = ''
+as $$
+declare
+  v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
+  v_now timestamptz;
+begin
+  perform posthorn_impl.lock_owner(v_actor.owner_id);
+  v_now := posthorn_impl.clock();
+  if (select count(*) from posthorn.agents a where a.owner_id = v_actor.owner_id and a.revoked_at is null and a.agent_id <> p_agent_id)
+     >= posthorn_impl.limit_value('agents_per_owner') then
+    perform posthorn_impl.refuse('limit_reached', '{"limit": "agents_per_owner"}');
+  end if;
+  update posthorn.agents a
+     set revoked_at = null,
+         revoked_by = null
+   where a.owner_id = v_actor.owner_id
+     and a.agent_id = p_agent_id;
+  if not found then
+    perform posthorn_impl.refuse('not_found');
+  end if;
+  perform posthorn_impl.record_act(v_actor, 'agent.restore', p_agent_id, v_now, p_agent_id);
+  return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], v_now) v);
+end $$;
+comment on function posthorn_api.restore_agent(bytea, uuid) is 'The owner lifts a revocation; the agent joins no group by itself. [nullable: runtime_version, revoked_at]';
+
+grant execute on function
+  posthorn_api.register_agent(bytea, text, text, text, text), posthorn_api.list_agents(bytea, uuid, uuid, int),
+  posthorn_api.agent_status(bytea, uuid), posthorn_api.revoke_own_agent(bytea, uuid) to posthorn_app;
+grant execute on function
+  posthorn_api.list_owner_agents(bytea), posthorn_api.revoke_agent(bytea, uuid), posthorn_api.restore_agent(bytea, uuid) to posthorn_app, posthorn_admin;
