@@ -108,8 +108,23 @@ begin
 end $$;
 comment on function ops.act_as_owner(uuid) is 'A ticket that lets the person at the server act as an owner in this transaction: pass it as p_credential.';
 
+-- owned by the prover, the one role that may see which owners there are
+create function ops.list_owners() returns table (
+  id uuid,
+  label text,
+  created_at timestamptz
+)
+language sql
+stable
+security definer
+set search_path = ''
+as $$
+  select o.id, o.label, o.created_at from posthorn.owners o order by o.owner_id
+$$;
+comment on function ops.list_owners() is 'Every owner of this server.';
+
 grant execute on function posthorn_impl.prove(bytea[]), posthorn_impl.proved_owners(), posthorn_impl.sign_proof(text) to posthorn_engine;
-grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
+grant execute on function ops.act_as_owner(uuid), ops.list_owners() to posthorn_admin;
 
 set local role posthorn_engine;
 

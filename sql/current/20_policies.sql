@@ -35,9 +35,10 @@ create policy select_presented on posthorn.connections for select to posthorn_pr
 drop policy if exists select_any on posthorn.owners;
 create policy select_any on posthorn.owners for select to posthorn_prover using (true);
 grant select (owner_id, connection_id, kind, scopes, agent_id, credential_hash, revoked_at, expires_at) on posthorn.connections to posthorn_prover;
-grant select (owner_id, id) on posthorn.owners to posthorn_prover;
+grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
 
 grant select on posthorn.limits, posthorn.message_transitions to posthorn_engine, posthorn_ops;
+grant select, insert on posthorn.ring_keys to posthorn_engine;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 
 grant select, insert on

@@ -117,7 +117,35 @@ begin
 end $$;
 comment on function posthorn_api.owner_key(bytea) is 'The owner''s wrapped data key, for the pod to unwrap with its ring.';
 
+create function posthorn_api.ring_keys() returns table (
+  ring_key_id text,
+  proof bytea
+)
+language sql
+stable
+security definer
+set search_path = ''
+as $$
+  select k.ring_key_id, k.proof from posthorn.ring_keys k order by k.created_at
+$$;
+comment on function posthorn_api.ring_keys() is 'The keys that a server''s ring must hold, each with a known text sealed under it.';
+
 -- The person at the server.
+
+create function ops.add_ring_key(
+  p_ring_key_id text,
+  p_proof bytea
+) returns void
+language sql
+volatile
+security definer
+set search_path = ''
+as $$
+  insert into posthorn.ring_keys (ring_key_id, proof, created_at)
+  values (p_ring_key_id, p_proof, posthorn_impl.clock())
+  on conflict do nothing
+$$;
+comment on function ops.add_ring_key(text, bytea) is 'Makes a key of the ring known before owners'' keys are wrapped by it.';
 
 create function ops.create_owner(
   p_label text,
@@ -162,5 +190,5 @@ end $$;
 comment on function ops.set_limit(text, bigint) is 'Changes a limit for the next transaction; outside its range the table''s check refuses.';
 
 grant execute on function posthorn_api.owner_settings(bytea), posthorn_api.change_owner_settings(bytea, boolean, boolean) to posthorn_app, posthorn_admin;
-grant execute on function posthorn_api.owner_key(bytea) to posthorn_app, posthorn_admin;
-grant execute on function ops.create_owner(text, text, bytea, uuid), ops.set_limit(text, bigint) to posthorn_admin;
+grant execute on function posthorn_api.owner_key(bytea), posthorn_api.ring_keys() to posthorn_app, posthorn_admin;
+grant execute on function ops.create_owner(text, text, bytea, uuid), ops.add_ring_key(text, bytea), ops.set_limit(text, bigint) to posthorn_admin;

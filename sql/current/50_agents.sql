@@ -161,8 +161,8 @@ create function posthorn_api.agent_status(
   p_credential bytea,
   p_agent_id uuid default null
 ) returns table (
+  enabled boolean,
   agent_id uuid,
-  granted boolean,
   discoverable_agents int,
   pending_messages int,
   wake_number int
@@ -173,26 +173,20 @@ security definer
 set search_path = ''
 as $$
 declare
-  v_proven posthorn_impl.proven;
   v_me posthorn_impl.identity;
   v_now timestamptz := posthorn_impl.clock();
 begin
   select i.* into v_me from posthorn_impl.identify(array[p_credential], array[p_agent_id], 'messaging') i;
-  -- before registration there is no agent to name, and without the scope there is guidance to give
-  if v_me.problem is not null and v_me.problem not in ('agent_required', 'scope_required') then
+  -- before registration there is no agent to name, and a suspended owner is told so
+  if v_me.problem is not null and v_me.problem not in ('agent_required', 'owner_suspended') then
     perform posthorn_impl.refuse(v_me.problem);
   end if;
   return query
-  select case when v_me.problem is null then v_me.agent_id end,
-         v_me.problem is distinct from 'scope_required',
-         case when v_me.problem = 'scope_required' then 0 else (
-           select count(*)::int
-             from posthorn.agents a
-            where a.owner_id = v_me.owner_id
-              and a.revoked_at is null
-              and a.agent_id is distinct from v_me.agent_id) end,
-         coalesce(posthorn_impl.count_pending(v_me.owner_id, case when v_me.problem is null then v_me.agent_id end, v_now), 0),
-         (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and v_me.problem is null and b.agent_id = v_me.agent_id);
+  select v_me.problem is distinct from 'owner_suspended',
+         v_me.agent_id,
+         (select count(*)::int from posthorn.agents a where a.owner_id = v_me.owner_id and a.revoked_at is null and a.agent_id is distinct from v_me.agent_id),
+         coalesce(posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), 0),
+         (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and b.agent_id = v_me.agent_id);
 end $$;
 comment on function posthorn_api.agent_status(bytea, uuid) is 'Counts that an agent asks for every turn; without an agent yet, agent_id is null. [nullable: agent_id, wake_number]';
 

@@ -12,10 +12,19 @@ create table posthorn.owners (
   suspended_at timestamptz
 );
 
--- An owner's data key, wrapped by a key of the server's ring. The ring is never in the database.
+-- Names of the keys of the server's ring that were ever used here, each with a known text sealed under
+-- it, so that a server can tell at start whether it holds the right ring. The ring itself is never in
+-- the database.
+create table posthorn.ring_keys (
+  ring_key_id text primary key constraint ring_key_id_has_1_to_64_characters check (char_length(ring_key_id) between 1 and 64),
+  proof bytea not null constraint proof_is_bounded check (octet_length(proof) between 16 and 256),
+  created_at timestamptz not null
+);
+
+-- An owner's data key, wrapped by a key of the ring.
 create table posthorn.owner_keys (
   owner_id int primary key references posthorn.owners on delete cascade,
-  ring_key_id text not null constraint ring_key_id_has_1_to_64_characters check (char_length(ring_key_id) between 1 and 64),
+  ring_key_id text not null references posthorn.ring_keys,
   wrapped_key bytea not null constraint wrapped_key_is_bounded check (octet_length(wrapped_key) between 32 and 256)
 );
 
