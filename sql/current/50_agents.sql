@@ -113,7 +113,7 @@ comment on function posthorn_api.register_agent(bytea, text, text, text, text) i
 
 create function posthorn_api.list_agents(
   p_credential bytea,
-  p_agent_id uuid,
+  p_agent_id uuid default null,
   p_after uuid default null,
   p_limit int default 100
 ) returns setof posthorn_impl.agent_view
@@ -255,7 +255,7 @@ comment on function posthorn_impl.end_agent(posthorn_impl.proven, uuid, text) is
 
 create function posthorn_api.revoke_own_agent(
   p_credential bytea,
-  p_agent_id uuid
+  p_agent_id uuid default null
 ) returns void
 language plpgsql
 volatile

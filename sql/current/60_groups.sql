@@ -266,7 +266,7 @@ comment on function posthorn_api.list_owner_groups(bytea) is 'Every group of the
 
 create function posthorn_api.list_groups(
   p_credential bytea,
-  p_agent_id uuid,
+  p_agent_id uuid default null,
   p_after uuid default null,
   p_limit int default 100
 ) returns setof posthorn_impl.group_view

@@ -209,9 +209,9 @@ comment on function posthorn_impl.end_messages(int, uuid[], text, timestamptz) i
 
 create function posthorn_api.read_inbox(
   p_credential bytea,
-  p_agent_id uuid,
   p_after bigint,
-  p_limit int
+  p_limit int,
+  p_agent_id uuid default null
 ) returns table (
   owner_id uuid,
   seq bigint,
@@ -277,7 +277,7 @@ begin
     join posthorn.owners o on o.owner_id = v_me.owner_id
    order by p.seq;
 end $$;
-comment on function posthorn_api.read_inbox(bytea, uuid, bigint, int) is 'Sealed unfenced messages of the caller after a sequence number, oldest first, at most p_limit and 64 KiB of text. Marks nothing: the pod opens the page first, then calls advance_receipts. [nullable: post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
+comment on function posthorn_api.read_inbox(bytea, bigint, int, uuid) is 'Sealed unfenced messages of the caller after a sequence number, oldest first, at most p_limit and 64 KiB of text. Marks nothing: the pod opens the page first, then calls advance_receipts. [nullable: post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
 
 create function posthorn_api.advance_receipts(
   p_credentials bytea[],
@@ -351,8 +351,8 @@ comment on function posthorn_api.advance_receipts(bytea[], uuid[], text[], int[]
 
 create function posthorn_api.message_status(
   p_credential bytea,
-  p_agent_id uuid,
-  p_message_id uuid
+  p_message_id uuid,
+  p_agent_id uuid default null
 ) returns posthorn_impl.message_view
 language plpgsql
 volatile
@@ -375,8 +375,8 @@ comment on function posthorn_api.message_status(bytea, uuid, uuid) is 'A receipt
 
 create function posthorn_api.post_status(
   p_credential bytea,
-  p_agent_id uuid,
-  p_post_id uuid
+  p_post_id uuid,
+  p_agent_id uuid default null
 ) returns setof posthorn_impl.message_view
 language plpgsql
 volatile
@@ -400,5 +400,5 @@ end $$;
 comment on function posthorn_api.post_status(bytea, uuid, uuid) is 'The receipts of a post''s copies, for its sender alone; raises not_found for anyone else. [nullable: post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
 
 grant execute on function
-  posthorn_api.read_inbox(bytea, uuid, bigint, int), posthorn_api.advance_receipts(bytea[], uuid[], text[], int[], uuid[]),
+  posthorn_api.read_inbox(bytea, bigint, int, uuid), posthorn_api.advance_receipts(bytea[], uuid[], text[], int[], uuid[]),
   posthorn_api.message_status(bytea, uuid, uuid), posthorn_api.post_status(bytea, uuid, uuid) to posthorn_app;
