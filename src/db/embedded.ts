@@ -269,7 +269,7 @@ async function removeStaleLock(files: Files): Promise<void> {
   refuseIfAlive(owner, files);
   // Of several that find the same dead owner, each moves the lock aside; one that moved a lock taken since
   // then puts it back.
-  const aside = `${files.lock}.stale.${process.pid}`;
+  const aside = `${files.lock}.stale.${process.pid}.${randomBytes(4).toString('hex')}`;
   try {
     await rename(files.lock, aside);
   } catch (error) {
@@ -331,10 +331,10 @@ async function stopOrphan(cluster: string): Promise<void> {
   if (!recorded) return;
   const [pidLine = '', ...otherLines] = recorded.split('\n');
   const pid = Number(pidLine);
-  if (!describeProcess(pid)) return;
-  if (!commandLine(pid).includes(cluster)) {
-    // The pid is another program's by now. PostgreSQL would refuse to start, unless the file names its own
-    // parent, which it knows to be no server; it then still checks that no old backend holds shared memory.
+  if (!describeProcess(pid) || !commandLine(pid).includes(cluster)) {
+    // Its pid may be another program's by now, or that of a zombie, which a container without an init keeps for
+    // good: PostgreSQL would take either for a server and refuse to start. It knows that its own parent is none, and
+    // still checks that no old backend holds shared memory.
     await writeFile(pidFile, [String(process.pid), ...otherLines, ''].join('\n'));
     return;
   }
