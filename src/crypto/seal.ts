@@ -1,0 +1,77 @@
+import { createCipheriv, createDecipheriv, createHmac, hkdfSync, randomFillSync } from 'node:crypto';
+
+/** An owner's keys in use, derived from the one data key that the ring wraps. */
+export interface OwnerKeys {
+  ownerId: string;
+  body: Buffer;
+  fingerprint: Buffer;
+}
+
+/** What a sealed copy is bound to: a ciphertext moved to another row does not open. */
+export interface SealBinding {
+  ownerId: string;
+  containerKind: 'group';
+  containerId: string;
+  senderAgentId: string;
+  recipientAgentId: string;
+  messageId: string;
+}
+
+// A sealed body is: format (1 byte), nonce (12), tag (16), ciphertext. read_inbox counts on the 29.
+const FORMAT = 1;
+const NONCE_BYTES = 12;
+const TAG_BYTES = 16;
+const HEADER_BYTES = 1 + NONCE_BYTES + TAG_BYTES;
+
+export function deriveOwnerKeys(ownerId: string, dataKey: Buffer): OwnerKeys {
+  return { ownerId, body: derive(dataKey, 'posthorn body'), fingerprint: derive(dataKey, 'posthorn fingerprint') };
+}
+
+function derive(dataKey: Buffer, purpose: string): Buffer {
+  return Buffer.from(hkdfSync('sha256', dataKey, Buffer.alloc(0), purpose, 32));
+}
+
+/** Seals one copy with AES-256-GCM under a random nonce (safe for 2^32 copies of one owner). */
+export function seal(keys: OwnerKeys, binding: SealBinding, text: string): Buffer {
+  const plaintext = Buffer.from(text, 'utf8');
+  const sealed = Buffer.allocUnsafe(HEADER_BYTES + plaintext.length);
+  sealed[0] = FORMAT;
+  const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
+  randomFillSync(nonce);
+  const cipher = createCipheriv('aes-256-gcm', keys.body, nonce).setAAD(additionalData(binding));
+  cipher.update(plaintext).copy(sealed, HEADER_BYTES);
+  cipher.final();
+  cipher.getAuthTag().copy(sealed, 1 + NONCE_BYTES);
+  return sealed;
+}
+
+/** @throws Error if the copy was altered, moved to another row or sealed under another key */
+export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): string {
+  if (sealed[0] !== FORMAT || sealed.length < HEADER_BYTES) throw new Error('This body has a format that this build does not know.');
+  const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
+  const decipher = createDecipheriv('aes-256-gcm', keys.body, nonce, { authTagLength: TAG_BYTES });
+  decipher.setAAD(additionalData(binding)).setAuthTag(sealed.subarray(1 + NONCE_BYTES, HEADER_BYTES));
+  return Buffer.concat([decipher.update(sealed.subarray(HEADER_BYTES)), decipher.final()]).toString('utf8');
+}
+
+function additionalData(b: SealBinding): Buffer {
+  return Buffer.from(`posthorn|1|${b.ownerId}|${b.containerKind}|${b.containerId}|${b.senderAgentId}|${b.recipientAgentId}|${b.messageId}`);
+}
+
+/**
+ * What an idempotency key stands for: an HMAC over canonical JSON, so that the same arguments in another order of
+ * properties are the same act, and a dump of the database tells nothing of them.
+ */
+export function fingerprint(keys: OwnerKeys, act: Record<string, unknown>): Buffer {
+  return createHmac('sha256', keys.fingerprint).update(canonicalJson(act)).digest();
+}
+
+/** RFC 8785 for the values that JSON.parse makes: properties sorted by UTF-16 units, numbers and strings as ECMAScript writes them. */
+export function canonicalJson(value: unknown): string {
+  if (Array.isArray(value)) return `[${value.map(canonicalJson).join(',')}]`;
+  if (value === null || typeof value !== 'object') return JSON.stringify(value);
+  const properties = Object.entries(value)
+    .filter(([, each]) => each !== undefined)
+    .sort(([a], [b]) => (a < b ? -1 : 1));
+  return `{${properties.map(([name, each]) => `${JSON.stringify(name)}:${canonicalJson(each)}`).join(',')}}`;
+}

@@ -1,0 +1,159 @@
+import { makeId } from '../crypto/ids.ts';
+import type { OwnerKeysOf } from '../crypto/owner-keys.ts';
+import { fingerprint, seal } from '../crypto/seal.ts';
+import { PosthornError } from '../errors.ts';
+import { type PlanSendsRow, planSends, type SendMessagesRow, sendMessages } from './functions.ts';
+import { createGroupCommit } from './group-commit.ts';
+import type { Queryable } from './pool.ts';
+
+// Two lanes split by group never wait for each other's locks. Unsplit ones reached half the throughput, and more
+// than two only make smaller batches.
+const LANES = 2;
+const BATCH_SIZE = 50;
+const QUEUE_LIMIT = 5_000;
+const CACHED_PLANS = 10_000;
+const PLAN_ATTEMPTS = 4;
+
+export interface Send {
+  credential: Buffer;
+  agentId: string | null;
+  key: string;
+  /** The arguments as the caller gave them: what the key stands for. */
+  act: Record<string, unknown>;
+  recipientAgentId: string | null;
+  groupId: string | null;
+  conversationId: string | null;
+  replyTo: string | null;
+  body: string;
+  /** Whether the sensitive-content check found something; the owner's setting decides in the database. */
+  isSensitive: boolean;
+}
+
+export interface SendOutcome extends SendMessagesRow {
+  senderAgentId: string;
+  /** In the order of messageIds. */
+  recipientAgentIds: string[];
+}
+
+/** What a pod needs to seal: see posthorn_api.plan_sends. Cached, since send_messages derives it again under its locks. */
+type Plan = Omit<PlanSendsRow, 'problem'> & { ownerId: string; agentId: string };
+
+interface SealedSend {
+  send: Send;
+  plan: Plan;
+  fingerprint: Buffer;
+  postId: string | null;
+  copies: { recipientAgentId: string; messageId: string; ciphertext: Buffer }[];
+}
+
+export interface SendLane {
+  /**
+   * Sends one message or post.
+   *
+   * @returns the outcome that the database decided: queued, replayed or the code of a refusal
+   * @throws PosthornError for what is wrong with the caller, and `unavailable`
+   */
+  send(send: Send): Promise<SendOutcome>;
+  depth(): number;
+  idle(): Promise<void>;
+}
+
+/** The one way from a pod to posthorn_api.send_messages: plans, seals, and commits in groups. */
+export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLane {
+  const plans = new Map<string, Plan>();
+  const planLane = createGroupCommit({ batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT, run: (sends: Send[]) => runPlans(db, sends) });
+  const lanes = Array.from({ length: LANES }, () =>
+    createGroupCommit({ batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT, run: (items: SealedSend[]) => runSends(db, items) }),
+  );
+
+  async function planFor(send: Send): Promise<Plan> {
+    const cacheKey = planKey(send);
+    const cached = plans.get(cacheKey);
+    if (cached) return cached;
+    const { problem, ...row } = await planLane.submit(send);
+    if (problem) throw new PosthornError(problem as PosthornError['code']);
+    const plan = row as Plan;
+    // an item without a group will be refused by name; the next one may fare better
+    if (plan.groupId) remember(cacheKey, plan);
+    return plan;
+  }
+
+  function remember(cacheKey: string, plan: Plan): void {
+    plans.set(cacheKey, plan);
+    const oldest = plans.size > CACHED_PLANS ? plans.keys().next().value : undefined;
+    if (oldest !== undefined) plans.delete(oldest);
+  }
+
+  return {
+    async send(send) {
+      for (let attempt = 1; attempt <= PLAN_ATTEMPTS; attempt++) {
+        const plan = await planFor(send);
+        const sealed = sealSend(send, plan, await ownerKeysOf(plan.ownerId, send.credential));
+        const row = await lanes[laneOf(plan.groupId)]!.submit(sealed);
+        if (row.outcome !== 'stale_plan') {
+          const recipientAgentIds = sealed.copies.map(({ recipientAgentId }) => recipientAgentId);
+          return { ...row, senderAgentId: plan.agentId, recipientAgentIds };
+        }
+        plans.delete(planKey(send));
+      }
+      throw new PosthornError('unavailable', { retry_after: 1 });
+    },
+    depth: () => lanes.reduce((sum, lane) => sum + lane.depth(), planLane.depth()),
+    async idle() {
+      await planLane.idle();
+      await Promise.all(lanes.map((lane) => lane.idle()));
+    },
+  };
+}
+
+function planKey({ credential, agentId, recipientAgentId, groupId, conversationId }: Send): string {
+  return `${credential.toString('base64')}|${agentId}|${recipientAgentId}|${groupId}|${conversationId}`;
+}
+
+/** The last digits of a group's id are random in every version that we make. */
+function laneOf(groupId: string | null): number {
+  return groupId === null ? 0 : Number.parseInt(groupId.slice(-4), 16) % LANES;
+}
+
+function sealSend(send: Send, plan: Plan, keys: Awaited<ReturnType<OwnerKeysOf>>): SealedSend {
+  const { groupId, agentId: senderAgentId, ownerId } = plan;
+  const recipients = groupId === null ? [] : plan.recipientAgentIds;
+  const copies = recipients.map((recipientAgentId) => {
+    const messageId = makeId();
+    const binding = { ownerId, containerKind: 'group' as const, containerId: groupId!, senderAgentId, recipientAgentId, messageId };
+    return { recipientAgentId, messageId, ciphertext: seal(keys, binding, send.body) };
+  });
+  return { send, plan, fingerprint: fingerprint(keys, send.act), postId: plan.isPost && copies.length > 0 ? makeId() : null, copies };
+}
+
+async function runPlans(db: Queryable, sends: Send[]): Promise<PlanSendsRow[]> {
+  return await planSends(db, {
+    credentials: sends.map((send) => send.credential),
+    agentIds: sends.map((send) => send.agentId),
+    recipientAgentIds: sends.map((send) => send.recipientAgentId),
+    groupIds: sends.map((send) => send.groupId),
+    conversationIds: sends.map((send) => send.conversationId),
+  });
+}
+
+async function runSends(db: Queryable, items: SealedSend[]): Promise<SendMessagesRow[]> {
+  const copies = items.flatMap((item, index) => item.copies.map((copy) => ({ item: index + 1, ...copy })));
+  return await sendMessages(db, {
+    credentials: items.map(({ send }) => send.credential),
+    agentIds: items.map(({ send }) => send.agentId),
+    keys: items.map(({ send }) => send.key),
+    fingerprints: items.map((item) => item.fingerprint),
+    recipientAgentIds: items.map(({ send }) => send.recipientAgentId),
+    groupIds: items.map(({ send }) => send.groupId),
+    conversationIds: items.map(({ send }) => send.conversationId),
+    repliesTo: items.map(({ send }) => send.replyTo),
+    sensitive: items.map(({ send }) => send.isSensitive),
+    plannedGroupIds: items.map(({ plan }) => plan.groupId),
+    plannedGenerations: items.map(({ plan }) => plan.generation),
+    postIds: items.map((item) => item.postId),
+    copyItems: copies.map((copy) => copy.item),
+    copyRecipients: copies.map((copy) => copy.recipientAgentId),
+    copyMessageIds: copies.map((copy) => copy.messageId),
+    copyCiphertexts: copies.map((copy) => copy.ciphertext),
+  });
+}

@@ -1,0 +1,17 @@
+import * as agents from './agents.ts';
+import * as messages from './messages.ts';
+import type { Operation } from './operation.ts';
+
+/** Every operation of /messaging/v1, in the order in which an agent meets them. */
+export const OPERATIONS: Operation[] = [
+  agents.status,
+  agents.register,
+  agents.list,
+  messages.send,
+  messages.receive,
+  messages.acknowledge,
+  messages.messageReceipt,
+  agents.groups,
+  agents.revoke,
+  agents.mintChild,
+];

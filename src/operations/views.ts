@@ -1,0 +1,152 @@
+import { z } from 'zod';
+import type { AgentView, GroupView, MessageView } from '../db/functions.ts';
+import { id, time } from './fields.ts';
+
+// What leaves the doors: snake_case, times in RFC 3339 UTC.
+
+const timeOrNull = () => time().nullable();
+const idOrNull = () => id().nullable();
+
+export const Agent = z.object({
+  id: id(),
+  label: z.string(),
+  name: z.string().nullable(),
+  runtime: z.string(),
+  runtime_version: z.string().nullable(),
+  origin_kind: z.string(),
+  live: z.boolean(),
+  presence_kind: z.enum(['events', 'webhook']).nullable(),
+  created_at: time(),
+  device: z.object({ id: id(), label: z.string() }),
+  installation: z.string(),
+});
+
+export const Peer = Agent.extend({ shared_group_ids: z.array(id()) });
+
+export const Group = z.object({
+  id: id(),
+  name: z.string(),
+  purpose: z.string(),
+  project_boundary: z.string().nullable(),
+  generation: z.int(),
+  state: z.enum(['active', 'expired', 'revoked']),
+  approved_at: time(),
+  expires_at: time(),
+  agent_ids: z.array(id()),
+});
+
+export const Message = z.object({
+  id: id(),
+  conversation_id: id(),
+  conversation_kind: z.enum(['pair', 'group']),
+  post_id: idOrNull(),
+  group_id: idOrNull(),
+  sender_agent_id: id(),
+  recipient_agent_id: id(),
+  reply_to: idOrNull(),
+  proposal_id: idOrNull(),
+  state: z.enum(['held', 'queued', 'delivered', 'acknowledged', 'replied', 'denied', 'expired', 'revoked']),
+  created_at: time(),
+  expires_at: time(),
+  delivered_at: timeOrNull(),
+  admitted_at: timeOrNull(),
+  acknowledged_at: timeOrNull(),
+  processed_at: timeOrNull(),
+  replied_at: timeOrNull(),
+});
+
+export const Post = z.object({
+  post_id: id(),
+  conversation_id: id(),
+  conversation_kind: z.enum(['pair', 'group']),
+  group_id: idOrNull(),
+  sender_agent_id: id(),
+  recipient_agent_ids: z.array(id()),
+  messages: z.array(Message),
+  state: z.literal('queued'),
+  created_at: time(),
+  expires_at: time(),
+});
+
+/** A message or a post in one object without a union, which several MCP clients refuse in a schema. */
+export const MessageOrPost = z.object({
+  ...Post.partial().shape,
+  ...Message.partial().shape,
+  conversation_id: id(),
+  state: Message.shape.state,
+});
+
+const iso = (value: Date | null): string | null => value && value.toISOString();
+
+export function agentView(row: AgentView): z.infer<typeof Agent> {
+  return {
+    id: row.id,
+    label: row.label,
+    name: null,
+    runtime: row.runtime,
+    runtime_version: row.runtimeVersion,
+    origin_kind: row.originKind,
+    live: false,
+    presence_kind: null,
+    created_at: row.createdAt.toISOString(),
+    device: { id: row.deviceId, label: row.deviceLabel },
+    installation: row.installation,
+  };
+}
+
+export function peerView(row: AgentView): z.infer<typeof Peer> {
+  return { ...agentView(row), shared_group_ids: row.sharedGroupIds };
+}
+
+export function groupView(row: GroupView): z.infer<typeof Group> {
+  return {
+    id: row.id,
+    name: row.name,
+    purpose: row.purpose,
+    project_boundary: row.projectBoundary,
+    generation: row.generation,
+    state: row.state as z.infer<typeof Group>['state'],
+    approved_at: row.approvedAt.toISOString(),
+    expires_at: row.expiresAt.toISOString(),
+    agent_ids: row.agentIds,
+  };
+}
+
+export function messageView(row: MessageView): z.infer<typeof Message> {
+  return {
+    id: row.id,
+    conversation_id: row.conversationId,
+    conversation_kind: row.conversationKind as 'pair' | 'group',
+    post_id: row.postId,
+    group_id: row.groupId,
+    sender_agent_id: row.senderAgentId,
+    recipient_agent_id: row.recipientAgentId,
+    reply_to: row.replyTo,
+    proposal_id: row.proposalId,
+    state: row.state as z.infer<typeof Message>['state'],
+    created_at: row.createdAt.toISOString(),
+    expires_at: row.expiresAt.toISOString(),
+    delivered_at: iso(row.deliveredAt),
+    admitted_at: iso(row.admittedAt),
+    acknowledged_at: iso(row.acknowledgedAt),
+    processed_at: iso(row.processedAt),
+    replied_at: iso(row.repliedAt),
+  };
+}
+
+/** A post from the receipts of its copies; individual states stay on the copies. */
+export function postView(postId: string, copies: z.infer<typeof Message>[]): z.infer<typeof Post> {
+  const first = copies[0]!;
+  return {
+    post_id: postId,
+    conversation_id: first.conversation_id,
+    conversation_kind: first.conversation_kind,
+    group_id: first.group_id,
+    sender_agent_id: first.sender_agent_id,
+    recipient_agent_ids: copies.map((copy) => copy.recipient_agent_id),
+    messages: copies,
+    state: 'queued',
+    created_at: first.created_at,
+    expires_at: first.expires_at,
+  };
+}

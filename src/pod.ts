@@ -1,0 +1,86 @@
+import type { Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import type { Logger } from 'pino';
+import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
+import { createOwnerKeys } from './crypto/owner-keys.ts';
+import { ringKeys } from './db/functions.ts';
+import { createListener } from './db/listener.ts';
+import { createPool } from './db/pool.ts';
+import { createReceiptLane } from './db/receipt-lane.ts';
+import { createSendLane } from './db/send-lane.ts';
+import { createApp } from './http/app.ts';
+import type { Services } from './operations/operation.ts';
+
+const POOL_SIZE = 10;
+/** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
+const LANE_POOL_SIZE = 4;
+/** How long requests under way may take after the port is closed, in milliseconds. */
+const DRAIN_MS = 10_000;
+
+export interface Pod {
+  url: string;
+  /** Stops accepting, lets what is under way finish, then closes everything. */
+  close(): Promise<void>;
+}
+
+/**
+ * One API process: HTTP and MCP over the database's functions. Pods share nothing but the database.
+ *
+ * @throws Error if the key ring is not the one that the database depends on
+ */
+export async function startPod(options: {
+  databaseUrl: string;
+  listenUrl: string;
+  publicUrl: string | undefined;
+  host: string;
+  port: number;
+  keyRing: KeyRing;
+  log: Logger;
+}): Promise<Pod> {
+  const { log } = options;
+  const pool = createPool({ url: options.databaseUrl, role: 'posthorn_app', max: POOL_SIZE });
+  const lanePool = createPool({ url: options.databaseUrl, role: 'posthorn_app', max: LANE_POOL_SIZE });
+  const endPools = () => Promise.all([pool.end(), lanePool.end()]);
+  try {
+    checkKeyRing(options.keyRing, await ringKeys(pool));
+  } catch (error) {
+    await endPools();
+    throw error;
+  }
+  const ownerKeysOf = createOwnerKeys(pool, options.keyRing);
+  const listener = createListener(options.listenUrl, (isListening) => log.info({ isListening }, 'listener'));
+  const services: Services = {
+    pool,
+    ownerKeysOf,
+    sendLane: createSendLane(lanePool, ownerKeysOf),
+    receiptLane: createReceiptLane(lanePool),
+    listener,
+    publicUrl: options.publicUrl ?? '',
+  };
+  const draining = new AbortController();
+  const app = createApp({ services, log, draining: draining.signal });
+  const server = app.listen(options.port, options.host);
+  await new Promise<void>((resolve, reject) => server.once('listening', resolve).once('error', reject));
+  const { port } = server.address() as AddressInfo;
+  const url = `http://${options.host.includes(':') ? `[${options.host}]` : options.host}:${port}`;
+  services.publicUrl = options.publicUrl ?? url;
+  return {
+    url,
+    async close() {
+      draining.abort();
+      await closeServer(server);
+      await Promise.all([services.sendLane.idle(), services.receiptLane.idle()]);
+      await listener.close();
+      await endPools();
+    },
+  };
+}
+
+/** Resolves when every connection is closed; those still busy after the drain are cut. */
+async function closeServer(server: Server): Promise<void> {
+  const closed = new Promise<void>((resolve) => server.close(() => resolve()));
+  server.closeIdleConnections();
+  const timer = setTimeout(() => server.closeAllConnections(), DRAIN_MS);
+  await closed;
+  clearTimeout(timer);
+}
