@@ -1,15 +1,19 @@
 import type { Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
 import { ringKeys } from './db/functions.ts';
 import { createListener } from './db/listener.ts';
+import { readSqlFiles, schemaState } from './db/migrate.ts';
 import { createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { createSendLane } from './db/send-lane.ts';
 import { createApp } from './http/app.ts';
+import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
+import { packageRoot } from './package-root.ts';
 
 const POOL_SIZE = 10;
 /** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
@@ -58,7 +62,10 @@ export async function startPod(options: {
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();
-  const app = createApp({ services, log, draining: draining.signal });
+  const sqlFiles = await readSqlFiles(join(packageRoot, 'sql'));
+  const isReady = () => schemaState(pool, sqlFiles).then((state) => state === 'current' || state === 'ahead', () => false);
+  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
+  const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
   const server = app.listen(options.port, options.host);
   await new Promise<void>((resolve, reject) => server.once('listening', resolve).once('error', reject));
   const { port } = server.address() as AddressInfo;

@@ -1,0 +1,143 @@
+import { randomUUID } from 'node:crypto';
+import Router from '@koa/router';
+import Koa, { type Context, type Middleware, type Next } from 'koa';
+import helmet from 'koa-helmet';
+import type { Logger } from 'pino';
+import { PosthornError, toPosthornError } from '../errors.ts';
+import { OPERATIONS } from '../operations/index.ts';
+import type { Services } from '../operations/operation.ts';
+import { challenge } from './bearer.ts';
+import { DOCS_CSS, docsPage } from './docs-page.ts';
+import { openApiDocument } from './openapi.ts';
+import { operationRoute } from './operation-route.ts';
+
+export const MESSAGING = '/messaging/v1';
+
+interface AppOptions {
+  services: Services;
+  log: Logger;
+  /** Aborts when the pod stops: waiting calls then answer at once with what they have. */
+  draining: AbortSignal;
+  /** Whether the database is reachable and has the schema that this build needs. */
+  isReady: () => Promise<boolean>;
+  /** The other door at the same address. */
+  mcp: Middleware;
+}
+
+/** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
+export function createApp(options: AppOptions): Koa {
+  const app = new Koa();
+  app.silent = true; // refusals are not failures of the program; logRequests says what happened
+  app.use(nameRequest);
+  app.use(logRequests(options.log));
+  app.use(renderErrors(options));
+  app.use(securityHeaders());
+  app.use(serviceRoutes(options));
+  app.use(messagingRoutes(options));
+  app.use(unknownPath);
+  return app;
+}
+
+async function nameRequest(ctx: Context, next: Next): Promise<void> {
+  ctx.state.requestId = randomUUID();
+  ctx.set('X-Request-Id', ctx.state.requestId);
+  await next();
+}
+
+/** One line a request: the route's pattern, not the path, and nothing that a caller wrote. */
+function logRequests(log: Logger): Middleware {
+  return async function logRequest(ctx, next) {
+    const startedAt = performance.now();
+    await next();
+    log.info(
+      {
+        requestId: ctx.state.requestId,
+        method: ctx.method,
+        route: ctx.routerPath ?? null,
+        status: ctx.status,
+        error: ctx.state.errorCode,
+        ms: Math.round(performance.now() - startedAt),
+      },
+      'request',
+    );
+  };
+}
+
+function renderErrors({ services, log }: AppOptions): Middleware {
+  return async function renderError(ctx, next) {
+    try {
+      await next();
+    } catch (thrown) {
+      const error = toPosthornError(thrown);
+      if (error !== thrown && error.code === 'unavailable') log.error({ requestId: ctx.state.requestId, cause: describeFailure(thrown) }, 'unavailable');
+      ctx.state.errorCode = error.code;
+      ctx.status = error.status;
+      ctx.body = error.toBody(ctx.state.requestId);
+      if (error.status === 401) ctx.set('WWW-Authenticate', challenge(services.publicUrl, ctx.get('authorization') !== ''));
+      if (error.status === 429 || error.status === 503) ctx.set('Retry-After', String(error.detail.retry_after ?? 1));
+    }
+  };
+}
+
+/** What went wrong, without a message: those of drivers and parsers may quote what a caller wrote. */
+function describeFailure(thrown: unknown): Record<string, unknown> {
+  const { name, code, routine, stack } = (thrown ?? {}) as Record<string, string | undefined>;
+  return { name, code, routine, at: stack?.split('\n').filter((line) => line.startsWith('    at ')).slice(0, 5) };
+}
+
+function securityHeaders(): Middleware {
+  return helmet({
+    contentSecurityPolicy: { directives: { defaultSrc: ["'none'"], styleSrc: ["'self'"], imgSrc: ["'self'"], baseUri: ["'none'"], formAction: ["'self'"], frameAncestors: ["'none'"], upgradeInsecureRequests: null } },
+    // a self-hosted server may well be plain HTTP on a private network: who ends TLS sends HSTS
+    strictTransportSecurity: false,
+  }) as unknown as Middleware;
+}
+
+function serviceRoutes({ services, isReady }: AppOptions): Middleware {
+  const router = new Router();
+  router.get('/healthz', (ctx) => {
+    ctx.body = { status: 'ok' };
+  });
+  router.get('/readyz', async (ctx) => {
+    const ready = await isReady();
+    if (!ready) throw new PosthornError('unavailable', { retry_after: 1 });
+    ctx.body = { status: 'ready', listening: services.listener.isListening() };
+  });
+  router.get('/openapi.json', (ctx) => {
+    ctx.body = openApiDocument(services.publicUrl);
+  });
+  router.get('/docs', (ctx) => {
+    ctx.type = 'html';
+    ctx.body = docsPage(openApiDocument(services.publicUrl));
+  });
+  router.get('/docs.css', (ctx) => {
+    ctx.type = 'css';
+    ctx.body = DOCS_CSS;
+  });
+  for (const path of ['/.well-known/oauth-protected-resource', '/.well-known/oauth-protected-resource/mcp']) {
+    router.get(path, (ctx) => {
+      ctx.body = {
+        resource: `${services.publicUrl}/mcp`,
+        authorization_servers: [services.publicUrl],
+        scopes_supported: ['messaging'],
+        bearer_methods_supported: ['header'],
+        resource_name: 'Posthorn',
+      };
+    });
+  }
+  return router.routes() as unknown as Middleware;
+}
+
+function messagingRoutes({ services, draining, mcp }: AppOptions): Middleware {
+  const router = new Router();
+  for (const operation of OPERATIONS) {
+    for (const { method, path } of operation.routes) router.register(MESSAGING + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
+  }
+  router.all(['/mcp', '/mcp/'], mcp as never);
+  return router.routes() as unknown as Middleware;
+}
+
+async function unknownPath(ctx: Context): Promise<void> {
+  if (ctx.status === 404 && ctx.body === undefined) throw new PosthornError('not_found', {}, 'There is nothing at this path and method.');
+}
+

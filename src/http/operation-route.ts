@@ -1,0 +1,50 @@
+import type { Context, Middleware } from 'koa';
+import { z } from 'zod';
+import { invalidRequest, PosthornError } from '../errors.ts';
+import type { Operation, Services } from '../operations/operation.ts';
+import { parseInput } from '../operations/parse-input.ts';
+import { namedForDevice, readBearer } from './bearer.ts';
+import { readJsonObject } from './json-body.ts';
+
+/** The endpoint of an operation. */
+export function operationRoute(operation: Operation, services: Services, draining: AbortSignal): Middleware {
+  const numbers = integerFields(operation);
+  return async function runOperation(ctx) {
+    const bearer = readBearer(ctx.req);
+    if (!bearer) throw new PosthornError('unauthorized');
+    const input = parseInput(operation, await collectArguments(ctx, numbers));
+    const signal = AbortSignal.any([draining, clientGone(ctx)]);
+    try {
+      const output = await operation.run(services, { credential: bearer.credential, signal }, input);
+      ctx.status = operation.status?.(output) ?? 200;
+      ctx.body = output;
+    } catch (error) {
+      throw namedForDevice(error, bearer);
+    }
+  };
+}
+
+/** Path, query and body in one object; a name that comes twice is refused. */
+async function collectArguments(ctx: Context, numbers: Set<string>): Promise<Record<string, unknown>> {
+  const body = ctx.method === 'GET' || ctx.method === 'DELETE' ? {} : await readJsonObject(ctx.req);
+  const given = [...Object.entries(ctx.params ?? {}), ...new URLSearchParams(ctx.querystring), ...Object.entries(body)];
+  const repeated = given.map(([name]) => name).filter((name, index, all) => all.indexOf(name) !== index);
+  if (repeated.length > 0) throw invalidRequest(repeated, `Passed twice: ${repeated.join(', ')}.`);
+  return Object.fromEntries(given.map(([name, value]) => [name, numbers.has(name) && !(name in body) ? toNumber(value) : value]));
+}
+
+/** A path or query holds only text; what is no whole number stays text, for the schema to refuse. */
+function toNumber(value: unknown): unknown {
+  return typeof value === 'string' && /^-?\d{1,15}$/.test(value) ? Number(value) : value;
+}
+
+function integerFields(operation: Operation): Set<string> {
+  const { properties = {} } = z.toJSONSchema(operation.input, { io: 'input' });
+  return new Set(Object.keys(properties).filter((name) => (properties[name] as { type?: string }).type === 'integer'));
+}
+
+function clientGone(ctx: Context): AbortSignal {
+  const gone = new AbortController();
+  ctx.res.once('close', () => gone.abort());
+  return gone.signal;
+}
