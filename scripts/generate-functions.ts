@@ -96,9 +96,20 @@ async function readTypes(client: pg.Client): Promise<Types> {
        from pg_catalog.pg_attribute a where t.typtype = 'c' and a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) as fields,
       obj_description(t.oid, 'pg_type') as comment
     from pg_catalog.pg_type t`);
-  const kinds = { b: 'base', c: 'composite', d: 'domain', e: 'enum', p: 'pseudo', r: 'range', m: 'multirange' } as const;
+  const kinds = {
+    b: 'base',
+    c: 'composite',
+    d: 'domain',
+    e: 'enum',
+    p: 'pseudo',
+    r: 'range',
+    m: 'multirange',
+  } as const;
   return new Map(
-    rows.map((row) => [row.oid, { ...row, kind: kinds[row.kind as keyof typeof kinds], comment: parseComment(row.comment) }]),
+    rows.map((row) => [
+      row.oid,
+      { ...row, kind: kinds[row.kind as keyof typeof kinds], comment: parseComment(row.comment) },
+    ]),
   );
 }
 
@@ -122,10 +133,15 @@ async function readFunctions(client: pg.Client): Promise<SqlFunction[]> {
 
 // biome-ignore lint/suspicious/noExplicitAny: a row of the query above.
 function toFunction(row: any): SqlFunction {
-  const all = (row.types as number[]).map((type, index) => ({ name: row.names[index] ?? '', type, mode: row.modes[index] as string }));
+  const all = (row.types as number[]).map((type, index) => ({
+    name: row.names[index] ?? '',
+    type,
+    mode: row.modes[index] as string,
+  }));
   const inputs = all.filter(({ mode }) => mode === 'i');
   const columns = all.filter(({ mode }) => mode === 't' || mode === 'o');
-  if (inputs.length + columns.length !== all.length) throw new Error(`${row.signature}: only in, out and table parameters are supported`);
+  if (inputs.length + columns.length !== all.length)
+    throw new Error(`${row.signature}: only in, out and table parameters are supported`);
   const misnamed = inputs.find(({ name }) => !/^p_[a-z]/.test(name));
   if (misnamed) throw new Error(`${row.signature}: the parameter "${misnamed.name}" does not begin with p_`);
   const firstDefault = inputs.length - row.defaults;
@@ -150,7 +166,8 @@ function refuseTwins(functions: SqlFunction[]): void {
   const seen = new Map<string, SqlFunction>();
   for (const fn of functions) {
     const twin = seen.get(fn.name);
-    if (twin) throw new Error(`${fn.signature} and ${twin.signature} have one name, so they would be one TypeScript function`);
+    if (twin)
+      throw new Error(`${fn.signature} and ${twin.signature} have one name, so they would be one TypeScript function`);
     seen.set(fn.name, fn);
   }
 }
@@ -264,7 +281,10 @@ function describeResult(fn: SqlFunction, types: Types): Result {
   const type = typeOf(fn.returns, types);
   if (fn.columns.length > 0) {
     const name = `${pascal(fn.name)}Row`;
-    return { declaration: printInterface(name, '', fn.columns, fn.comment.nullable, types), ...ofRows(name, fn.columns, fn.returnsSet) };
+    return {
+      declaration: printInterface(name, '', fn.columns, fn.comment.nullable, types),
+      ...ofRows(name, fn.columns, fn.returnsSet),
+    };
   }
   if (type.kind === 'composite') return { declaration: '', ...ofRows(pascal(type.name), type.fields, fn.returnsSet) };
   if (type.name === 'void') return { declaration: '', type: 'void', select: 'true', expression: '' };
@@ -279,7 +299,9 @@ function describeResult(fn: SqlFunction, types: Types): Result {
 
 /** Columns are named one by one, so that a newer function with more of them still answers as declared. */
 function ofRows(name: string, fields: Field[], isSet: boolean): Omit<Result, 'declaration'> {
-  const select = fields.map((field) => `f.${field.name}${camel(field.name) === field.name ? '' : ` as "${camel(field.name)}"`}`);
+  const select = fields.map(
+    (field) => `f.${field.name}${camel(field.name) === field.name ? '' : ` as "${camel(field.name)}"`}`,
+  );
   return { type: isSet ? `${name}[]` : name, select: select.join(', '), expression: isSet ? 'rows' : 'rows[0]' };
 }
 

@@ -85,7 +85,10 @@ export async function findEmbeddedPostgres(dataDirectory: string): Promise<strin
   const files = filesIn(dataDirectory);
   const owner = await readIfThere(files.lock);
   if (!owner || !isAlive(owner)) return undefined;
-  const [recorded, password] = await Promise.all([readIfThere(join(files.cluster, 'postmaster.pid')), readIfThere(files.password)]);
+  const [recorded, password] = await Promise.all([
+    readIfThere(join(files.cluster, 'postmaster.pid')),
+    readIfThere(files.password),
+  ]);
   // Its 4th line is the port, the 8th the state.
   const lines = recorded?.split('\n') ?? [];
   return lines[7]?.trim() === 'ready' && password ? superuserUrl(Number(lines[3]), password) : undefined;
@@ -202,7 +205,8 @@ async function openPathsTo(user: User, dataDirectory: string, native: string): P
   if ((mode & 0o005) === 0o005) return;
   for (const entry of await readdir(native, { recursive: true, withFileTypes: true })) {
     const path = join(entry.parentPath, entry.name);
-    if (!entry.isSymbolicLink()) await chmod(path, (await stat(path)).mode | (isProgram(entry.parentPath) || entry.isDirectory() ? 0o555 : 0o444));
+    if (!entry.isSymbolicLink())
+      await chmod(path, (await stat(path)).mode | (isProgram(entry.parentPath) || entry.isDirectory() ? 0o555 : 0o444));
   }
 }
 
@@ -345,7 +349,9 @@ async function stopOrphan(cluster: string): Promise<void> {
 }
 
 function commandLine(pid: number): string {
-  return readOrUndefined(`/proc/${pid}/cmdline`) ?? outputOrUndefined('ps', ['-o', 'command=', '-p', String(pid)]) ?? '';
+  return (
+    readOrUndefined(`/proc/${pid}/cmdline`) ?? outputOrUndefined('ps', ['-o', 'command=', '-p', String(pid)]) ?? ''
+  );
 }
 
 // Initialising and launching
@@ -391,7 +397,9 @@ async function initialise(files: Files, native: string, user: User | undefined, 
 async function requireMajor(cluster: string, major: number): Promise<void> {
   const found = await readIfThere(join(cluster, 'PG_VERSION'));
   if (found !== String(major)) {
-    throw new Error(`The data in ${cluster} is of PostgreSQL ${found}; this program brings ${major}. Dump it with the old version and restore it.`);
+    throw new Error(
+      `The data in ${cluster} is of PostgreSQL ${found}; this program brings ${major}. Dump it with the old version and restore it.`,
+    );
   }
 }
 
@@ -404,7 +412,12 @@ interface Server {
 /** Between finding a port free and listening on it, another program may take it. */
 const PORT_ATTEMPTS = 5;
 
-async function launchOnFreePort(options: Options, files: Files, native: string, user: User | undefined): Promise<Server> {
+async function launchOnFreePort(
+  options: Options,
+  files: Files,
+  native: string,
+  user: User | undefined,
+): Promise<Server> {
   if (options.port) return await launch(options.port, options, files, native, user);
   const lastPort = Number(await readIfThere(files.port));
   for (let attempt = 1; ; attempt++) {
@@ -417,7 +430,13 @@ async function launchOnFreePort(options: Options, files: Files, native: string, 
   }
 }
 
-async function launch(port: number, options: Options, files: Files, native: string, user: User | undefined): Promise<Server> {
+async function launch(
+  port: number,
+  options: Options,
+  files: Files,
+  native: string,
+  user: User | undefined,
+): Promise<Server> {
   const settings = {
     listen_addresses: '127.0.0.1',
     port: String(port),

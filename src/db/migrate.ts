@@ -103,7 +103,9 @@ export async function migrate(options: {
     }
 
     if (unknown.length > 0) {
-      log(`This database is newer than this build: it has ${unknown.map(({ name }) => name).join(', ')}. Its functions stay as they are.`);
+      log(
+        `This database is newer than this build: it has ${unknown.map(({ name }) => name).join(', ')}. Its functions stay as they are.`,
+      );
       return { applied, rebuilt: false };
     }
     await migrateWorker(client, url);
@@ -215,9 +217,13 @@ function unknownMigrations(files: SqlFiles, ledger: Ledger): Ledger['applied'] {
 }
 
 function refuseChangedFiles(files: SqlFiles, ledger: Ledger): void {
-  const changed = files.migrations.find((file) => ledger.applied.some(({ id, sha256 }) => id === file.id && sha256 !== file.sha256));
+  const changed = files.migrations.find((file) =>
+    ledger.applied.some(({ id, sha256 }) => id === file.id && sha256 !== file.sha256),
+  );
   if (changed) {
-    throw new Error(`sql/migrations/${changed.name} has changed since it was applied. Migrations are frozen: write a new one.`);
+    throw new Error(
+      `sql/migrations/${changed.name} has changed since it was applied. Migrations are frozen: write a new one.`,
+    );
   }
 }
 
@@ -225,12 +231,18 @@ function refuseBreaking(unknown: Ledger['applied']): void {
   const breaking = unknown.filter((migration) => migration.breaking);
   if (breaking.length === 0) return;
   const names = breaking.map(({ name }) => name).join(', ');
-  throw new SchemaTooNewError(`This database has breaking migrations that this build does not know: ${names}. Run a newer build.`);
+  throw new SchemaTooNewError(
+    `This database has breaking migrations that this build does not know: ${names}. Run a newer build.`,
+  );
 }
 
 // Steps
 
-async function withMigrationLock<T>(url: string, log: (line: string) => void, work: (client: pg.Client) => Promise<T>): Promise<T> {
+async function withMigrationLock<T>(
+  url: string,
+  log: (line: string) => void,
+  work: (client: pg.Client) => Promise<T>,
+): Promise<T> {
   const client = new pg.Client({ connectionString: url, application_name: 'posthorn migrate', keepAlive: true });
   // A connection that dies between two queries fails the next one; unheard, it would end the process.
   client.on('error', () => {});
@@ -252,7 +264,8 @@ async function takeMigrationLock(client: pg.Client, log: (line: string) => void)
     const { rows } = await client.query('select pg_try_advisory_lock($1) as taken', [MIGRATION_LOCK]);
     if (rows[0].taken) return;
     if (waited === 0) log('Another process is migrating this database; waiting for it.');
-    if (waited > MIGRATION_LOCK_WAIT_MS) throw new Error('Another process has been migrating this database for too long.');
+    if (waited > MIGRATION_LOCK_WAIT_MS)
+      throw new Error('Another process has been migrating this database for too long.');
     const pause = 50 + Math.random() * 100;
     await wait(pause);
     waited += pause;
@@ -319,7 +332,9 @@ async function rebuildCurrent(client: pg.Client, files: SqlFiles, log: (line: st
     await dropPoliciesAndGrants(client);
     await client.query(`drop schema if exists ${CODE_SCHEMAS.join(', ')} cascade`);
     for (const { name, text } of files.current) await runFile(client, `sql/current/${name}`, text);
-    await client.query(`reset role; insert into posthorn_migrations.current (hash) values (decode('${files.currentHash}', 'hex'))`);
+    await client.query(
+      `reset role; insert into posthorn_migrations.current (hash) values (decode('${files.currentHash}', 'hex'))`,
+    );
   });
 }
 
@@ -363,7 +378,8 @@ async function analyzeTables(client: pg.Client, log: (line: string) => void): Pr
     `select oid::regclass::text as name from pg_catalog.pg_class
      where relnamespace = to_regnamespace('${DATA_SCHEMA}') and relkind in ('r', 'p') and not relispartition order by 1`,
   );
-  for (const { name } of rows) await inTransaction(client, `analyze ${name}`, log, () => client.query(`analyze ${name}`));
+  for (const { name } of rows)
+    await inTransaction(client, `analyze ${name}`, log, () => client.query(`analyze ${name}`));
 }
 
 /** The roles come with a migration, so the grant is tried after each. */
@@ -375,12 +391,19 @@ async function grantLedger(client: pg.Client): Promise<void> {
     [LEDGER_READERS],
   );
   for (const { role } of rows) {
-    await client.query(`grant usage on schema posthorn_migrations to ${role}; grant select on all tables in schema posthorn_migrations to ${role}`);
+    await client.query(
+      `grant usage on schema posthorn_migrations to ${role}; grant select on all tables in schema posthorn_migrations to ${role}`,
+    );
   }
 }
 
 /** Runs `work` in a transaction that waits only briefly for locks, again with growing pauses when it cannot get them. */
-async function inTransaction<T>(client: pg.Client, what: string, log: (line: string) => void, work: () => Promise<T>): Promise<T> {
+async function inTransaction<T>(
+  client: pg.Client,
+  what: string,
+  log: (line: string) => void,
+  work: () => Promise<T>,
+): Promise<T> {
   const started = Date.now();
   for (let pause = 100; ; pause = Math.min(pause * 2, 3_000)) {
     try {

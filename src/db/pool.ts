@@ -44,7 +44,8 @@ export function createPool(options: { url: string; role: string; max: number; qu
   pool.on('connect', (client) => client.on('error', () => {}));
   // The driver's own pool.query throws a connection away after every SQL error, so that refusals, which
   // are ordinary here, would cost a new connection each.
-  pool.query = ((text: string, values?: unknown[]) => withClient(pool, (client) => client.query(text, values))) as typeof pool.query;
+  pool.query = ((text: string, values?: unknown[]) =>
+    withClient(pool, (client) => client.query(text, values))) as typeof pool.query;
   return pool;
 }
 
@@ -124,6 +125,7 @@ const getTypeParser = ((oid: number, format?: 'text' | 'binary') => {
 }) as typeof pg.types.getTypeParser;
 
 /** The driver's types know only some of the types that it parses. */
+// biome-ignore lint/suspicious/noExplicitAny: each type is parsed to something else.
 const getDriverParser = pg.types.getTypeParser as (oid: number, format?: 'text' | 'binary') => (text: string) => any;
 
 function parseInt8(text: string): number {
@@ -139,6 +141,7 @@ function parseInt8Array(text: string): (number | null)[] {
 
 function parseTimestamp(text: string): Date {
   const value = getDriverParser(TIMESTAMPTZ)(text);
-  if (!(value instanceof Date)) throw new RangeError(`timestamptz ${text} is no date; a function should return null instead`);
+  if (!(value instanceof Date))
+    throw new RangeError(`timestamptz ${text} is no date; a function should return null instead`);
   return value;
 }

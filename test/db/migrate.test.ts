@@ -28,7 +28,10 @@ test('an empty database gets every migration in order, then the code; a second t
     'migrations/0010_rows.sql': 'insert into posthorn.numbers values (1), (2);',
     'migrations/0002_check.sql': 'alter table posthorn.numbers add constraint n_is_positive check (n > 0);',
   });
-  expect(await run(sqlDirectory)).toEqual({ applied: ['0001_numbers.sql', '0002_check.sql', '0010_rows.sql'], rebuilt: true });
+  expect(await run(sqlDirectory)).toEqual({
+    applied: ['0001_numbers.sql', '0002_check.sql', '0010_rows.sql'],
+    rebuilt: true,
+  });
   const before = await oidOf('posthorn_api.count_numbers()');
   expect(await run(sqlDirectory)).toEqual({ applied: [], rebuilt: false });
   expect(await oidOf('posthorn_api.count_numbers()')).toBe(before);
@@ -48,14 +51,20 @@ test('twenty migrators at once apply each file once', async () => {
 
 test('an applied file that has changed stops everything and is named', async () => {
   await run(await sqlFolder(BASE));
-  const changed = await sqlFolder({ ...BASE, 'migrations/0001_numbers.sql': `${NUMBERS} -- harmless`, 'migrations/0002_more.sql': 'select 1;' });
+  const changed = await sqlFolder({
+    ...BASE,
+    'migrations/0001_numbers.sql': `${NUMBERS} -- harmless`,
+    'migrations/0002_more.sql': 'select 1;',
+  });
   await expect(run(changed)).rejects.toThrow('sql/migrations/0001_numbers.sql has changed');
   expect(await appliedNames()).toEqual(['0001_numbers.sql']);
 });
 
 test('a file that fails is named with its line, leaves nothing behind, and can be mended', async () => {
   const broken = { ...BASE, 'migrations/0002_more.sql': 'create table posthorn.more (n int);\n\nselect nonsense;' };
-  await expect(run(await sqlFolder(broken))).rejects.toThrow('sql/migrations/0002_more.sql:3: column "nonsense" does not exist');
+  await expect(run(await sqlFolder(broken))).rejects.toThrow(
+    'sql/migrations/0002_more.sql:3: column "nonsense" does not exist',
+  );
   expect(await appliedNames()).toEqual(['0001_numbers.sql']);
   const mended = { ...BASE, 'migrations/0002_more.sql': 'create table posthorn.more (n int);' };
   expect(await run(await sqlFolder(mended))).toEqual({ applied: ['0002_more.sql'], rebuilt: true });
@@ -85,7 +94,10 @@ test('a build without a breaking migration refuses to touch the database', async
 
 test('a lock that somebody holds is waited for in short turns', async () => {
   await run(await sqlFolder(BASE));
-  const more = await sqlFolder({ ...BASE, 'migrations/0002_more.sql': 'alter table posthorn.numbers add column more int;' });
+  const more = await sqlFolder({
+    ...BASE,
+    'migrations/0002_more.sql': 'alter table posthorn.numbers add column more int;',
+  });
   await withClient(database.admin, async (client) => {
     await client.query('begin; lock table posthorn.numbers in access share mode');
     const lines: string[] = [];
@@ -134,7 +146,9 @@ test('policies and grants taken out of the code are gone from the tables, grants
 
 test('a rebuild that fails leaves the old code in place', async () => {
   await run(await sqlFolder(BASE));
-  await expect(run(await sqlFolder({ ...BASE, 'current/20_bad.sql': 'select nonsense;' }))).rejects.toThrow('sql/current/20_bad.sql:1:');
+  await expect(run(await sqlFolder({ ...BASE, 'current/20_bad.sql': 'select nonsense;' }))).rejects.toThrow(
+    'sql/current/20_bad.sql:1:',
+  );
   expect(await oidOf('posthorn_api.count_numbers()')).not.toBeNull();
 });
 
@@ -152,8 +166,15 @@ test('statements that refuse a transaction run outside of one', async () => {
 });
 
 test('tables are analysed after a change', async () => {
-  await run(await sqlFolder({ ...BASE, 'migrations/0002_rows.sql': 'insert into posthorn.numbers select generate_series(1, 50);' }));
-  const { rows } = await database.admin.query(`select reltuples::int8 as count from pg_catalog.pg_class where oid = 'posthorn.numbers'::regclass`);
+  await run(
+    await sqlFolder({
+      ...BASE,
+      'migrations/0002_rows.sql': 'insert into posthorn.numbers select generate_series(1, 50);',
+    }),
+  );
+  const { rows } = await database.admin.query(
+    `select reltuples::int8 as count from pg_catalog.pg_class where oid = 'posthorn.numbers'::regclass`,
+  );
   expect(rows).toEqual([{ count: 50 }]);
 });
 
@@ -183,7 +204,9 @@ test('the worker schema belongs to the workers, who may make no other', async ()
 test('files with other names or markers are refused', async () => {
   await expect(run(await sqlFolder({ ...BASE, 'migrations/2_more.sql': '' }))).rejects.toThrow('2_more.sql');
   await expect(run(await sqlFolder({ ...BASE, 'migrations/0001_again.sql': '' }))).rejects.toThrow('number 1');
-  await expect(run(await sqlFolder({ ...BASE, 'migrations/0002_more.sql': '--! braking\n' }))).rejects.toThrow('"braking"');
+  await expect(run(await sqlFolder({ ...BASE, 'migrations/0002_more.sql': '--! braking\n' }))).rejects.toThrow(
+    '"braking"',
+  );
 });
 
 async function sqlFolder(files: Record<string, string>): Promise<string> {

@@ -1,5 +1,5 @@
-import net from 'node:net';
 import type { AddressInfo } from 'node:net';
+import net from 'node:net';
 import { expect, test } from 'vitest';
 import { createPool, isConnectionError, withClient } from '../../src/db/pool.ts';
 import { createTestDatabase } from '../helpers/database.ts';
@@ -31,7 +31,12 @@ test('a connection that cannot have the role runs nothing', async () => {
 
 test('a login as the role itself sends no settings, which a transaction pooler would refuse', async () => {
   const packets: Buffer[] = [];
-  const server = net.createServer((socket) => socket.once('data', (data) => (packets.push(data), socket.destroy())));
+  const server = net.createServer((socket) =>
+    socket.once('data', (data) => {
+      packets.push(data);
+      socket.destroy();
+    }),
+  );
   await new Promise<void>((listening) => server.listen(0, '127.0.0.1', listening));
   const { port } = server.address() as AddressInfo;
   const pool = createPool({ url: `postgres://posthorn_app@127.0.0.1:${port}/postgres`, role: 'posthorn_app', max: 1 });
@@ -71,7 +76,9 @@ test('a borrowed connection whose query timed out is not lent again', async () =
   const pool = createPool({ url: database.url, role: 'posthorn_app', max: 1, queryTimeoutMs: 100 });
   const slow = withClient(pool, async (client) => {
     const { rows } = await client.query('select pg_backend_pid() as pid');
-    await client.query('select pg_sleep(5)').catch((error) => Promise.reject(Object.assign(error, { pid: rows[0].pid })));
+    await client
+      .query('select pg_sleep(5)')
+      .catch((error) => Promise.reject(Object.assign(error, { pid: rows[0].pid })));
   });
   const error = await slow.catch((error: { pid: number }) => error);
   const next = await pool.query('select pg_backend_pid() as pid');
@@ -152,7 +159,9 @@ test('what fits into no number or date is an error, not a wrong value', async ()
 
 async function waitUntilActive(pid: number): Promise<void> {
   for (;;) {
-    const { rows } = await database.admin.query(`select wait_event from pg_catalog.pg_stat_activity where pid = $1`, [pid]);
+    const { rows } = await database.admin.query(`select wait_event from pg_catalog.pg_stat_activity where pid = $1`, [
+      pid,
+    ]);
     if (rows[0].wait_event === 'PgSleep') return;
   }
 }

@@ -24,7 +24,9 @@ const open = new Set<TestDatabase>();
  */
 export async function createTestDatabase(options: { isEmpty?: boolean } = {}): Promise<TestDatabase> {
   const name = databaseName();
-  const template = options.isEmpty ? `template0 encoding 'UTF8' locale 'C'` : `${inject('templateDatabase')} strategy file_copy`;
+  const template = options.isEmpty
+    ? `template0 encoding 'UTF8' locale 'C'`
+    : `${inject('templateDatabase')} strategy file_copy`;
   await onServer((client) => client.query(`create database ${name} template ${template}`));
   const url = Object.assign(new URL(inject('serverUrl')), { pathname: `/${name}` }).toString();
   const pools = new Map<string, pg.Pool>();
@@ -56,7 +58,9 @@ export async function dropTestDatabases(): Promise<void> {
 
 /** With the file and the time, for whoever looks into a failed run; PostgreSQL cuts names at 63 bytes. */
 function databaseName(): string {
-  const file = basename(expect.getState().testPath ?? 'test', '.test.ts').replaceAll(/[^a-z0-9]+/gi, '_').toLowerCase();
+  const file = basename(expect.getState().testPath ?? 'test', '.test.ts')
+    .replaceAll(/[^a-z0-9]+/gi, '_')
+    .toLowerCase();
   return `posthorn_test_${Date.now()}_${file.slice(0, 26)}_${randomBytes(4).toString('hex')}`;
 }
 

@@ -44,7 +44,9 @@ export default async function setup(project: TestProject): Promise<() => Promise
 }
 
 async function dropLeftovers(admin: pg.Client): Promise<void> {
-  const { rows } = await admin.query(`select datname as name from pg_catalog.pg_database where datname like 'posthorn\\_test\\_%'`);
+  const { rows } = await admin.query(
+    `select datname as name from pg_catalog.pg_database where datname like 'posthorn\\_test\\_%'`,
+  );
   for (const { name } of rows) {
     const madeAt = Number(name.split('_')[2]);
     if (Date.now() - madeAt > LEFTOVER_AGE_MS) await admin.query(`drop database ${name} with (force)`);
