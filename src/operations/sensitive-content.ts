@@ -18,8 +18,8 @@ export interface SensitiveFinding {
 export async function findSensitiveContent(text: string): Promise<SensitiveFinding | null> {
   if (!mayHoldSecret(text)) return null;
   rules ??= loadRules();
-  const findings = (await rules)(text);
-  const first = (await findings).toSorted((a, b) => a.index - b.index)[0];
+  const findSecrets = await rules;
+  const first = (await findSecrets(text)).toSorted((a, b) => a.index - b.index)[0];
   return first ? { rule: first.rule, ...placeOf(text, first.index) } : null;
 }
 
@@ -61,11 +61,12 @@ const MARKS = new RegExp(
     'figd_', // figma
     'cfk_|cf[ua]t_', // cloudflare
     'tskey-', // tailscale
+    'ph[cds]_', // ours
   ].join('|'),
 );
 
 /** The gcp rule parses JSON, where a mark can be spelled with escapes. */
-const ESCAPED_JSON = /^\s*\{[^]*\\u00/;
+const ESCAPED_JSON = /^\s*\{[\s\S]*\\u00/;
 
 /** A secret that a rule saw, by where it starts in UTF-16 units. */
 interface Match {
@@ -86,10 +87,13 @@ const RULE_PREFIX = '@secretlint/secretlint-rule-';
 /** A comment that switches the rules off, which a sender must not be able to do. */
 const SWITCH_OFF_RULE = `${RULE_PREFIX}filter-comments`;
 
-/** What stands where a token would: `${NPM_TOKEN}`, `<token>`, `{{token}}`, `$TOKEN`. */
-const PLACEHOLDERS = { [`${RULE_PREFIX}npm`]: { allows: ['/^["\'`]?[<${]/'] } };
+/** As makeCredential makes them: they would let a peer act as the sender. */
+const OUR_CREDENTIAL = /(?<![A-Za-z0-9])ph[cds]_[\w-]{43}(?![\w-])/g;
 
-/** Loaded at the first suspicion, since they take a tenth of a second. */
+/** What stands where a token would: `${NPM_TOKEN}`, `<token>`, `{{token}}`, `$TOKEN`. */
+const PLACEHOLDERS: Record<string, { allows: string[] }> = { [`${RULE_PREFIX}npm`]: { allows: ['/^["\'`]?[<${]/'] } };
+
+/** Loaded at the first suspicion, since they take some forty milliseconds. */
 async function loadRules(): Promise<(text: string) => Promise<Match[]>> {
   const [{ lintSource }, preset, { secretLintProfiler }] = await Promise.all([
     import('@secretlint/core'),
@@ -112,7 +116,11 @@ async function loadRules(): Promise<(text: string) => Promise<Match[]>> {
         }),
       ),
     );
-    return results.flatMap(({ messages }) => messages.map(({ ruleId, range }) => ({ rule: ruleId.replace(RULE_PREFIX, ''), index: range[0] })));
+    const matches = results.flatMap(({ messages }) => messages);
+    return [
+      ...matches.map(({ ruleId, range }) => ({ rule: ruleId.replace(RULE_PREFIX, ''), index: range[0] })),
+      ...[...text.matchAll(OUR_CREDENTIAL)].map(({ index }) => ({ rule: 'posthorn', index })),
+    ];
   };
 }
 
