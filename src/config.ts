@@ -1,19 +1,101 @@
-import { homedir } from 'node:os';
 import { join } from 'node:path';
 import envPaths from 'env-paths';
 import { z } from 'zod';
 
-/** Every setting of the server, once: docs/settings.md is generated from here. */
+const folders = envPaths('posthorn', { suffix: '' });
+
+const databaseUrl = z.url({
+  protocol: /^postgres(ql)?$/,
+  error: 'must look like postgres://user:password@host:5432/database',
+});
+const httpUrl = z
+  .url({ protocol: /^https?$/, error: 'must look like https://posthorn.example' })
+  .transform((url) => url.replace(/\/+$/, ''));
+const text = z.string().min(1);
+
+interface Setting {
+  /** Whose it is: a process that serves, or a command that talks to one. */
+  of: 'server' | 'client';
+  schema: z.ZodType;
+  /** The default, in words. */
+  standard: string;
+  about: string;
+}
+
+/** Every setting, once: docs/settings.md is generated from here. All are environment variables. */
 export const SETTINGS = {
-  POSTHORN_DATABASE_URL: { schema: z.url().optional(), standard: 'the embedded server of `start`', about: 'PostgreSQL 15 to 18. The pods log in as posthorn_app here; may be a transaction pooler.' },
-  POSTHORN_LISTEN_URL: { schema: z.url().optional(), standard: 'POSTHORN_DATABASE_URL', about: 'A direct connection for LISTEN, where POSTHORN_DATABASE_URL is a pooler.' },
-  POSTHORN_PUBLIC_URL: { schema: z.url().optional(), standard: 'http://HOST:PORT', about: 'Where agents and people reach this server, without a path.' },
-  POSTHORN_HOST: { schema: z.string().min(1).default('127.0.0.1'), standard: '127.0.0.1', about: 'The address to listen on.' },
-  POSTHORN_PORT: { schema: z.coerce.number().int().min(0).max(65_535).default(7070), standard: '7070', about: 'The port to listen on; 0 takes a free one.' },
-  POSTHORN_DATA_DIR: { schema: z.string().min(1).default(envPaths('posthorn', { suffix: '' }).data), standard: "the platform's data folder for posthorn", about: 'Embedded database, key ring, and where a running `start` leaves its addresses.' },
-  POSTHORN_KEYRING: { schema: z.string().min(1).optional(), standard: 'keyring.json in POSTHORN_DATA_DIR', about: 'The key ring: its JSON, or the path of a file that holds it.' },
-  POSTHORN_CONFIG: { schema: z.string().min(1).default(join(homedir(), '.config', 'posthorn', 'config.json')), standard: '~/.config/posthorn/config.json', about: "The command line's own file: server, token, agent." },
-} as const;
+  POSTHORN_DATABASE_URL: {
+    of: 'server',
+    schema: databaseUrl.optional(),
+    standard: 'the embedded server of `start`',
+    about: 'PostgreSQL 15 to 18. `serve` logs in as `posthorn_app` here; may lead to a transaction pooler.',
+  },
+  POSTHORN_LISTEN_URL: {
+    of: 'server',
+    schema: databaseUrl.optional(),
+    standard: '`POSTHORN_DATABASE_URL`',
+    about: 'The same database without the pooler: LISTEN, the worker and `migrate` need a session of their own.',
+  },
+  POSTHORN_PUBLIC_URL: {
+    of: 'server',
+    schema: httpUrl.optional(),
+    standard: '`http://HOST:PORT`',
+    about: 'Where agents and people reach this server, without a path.',
+  },
+  POSTHORN_HOST: {
+    of: 'server',
+    schema: text.default('127.0.0.1'),
+    standard: '`127.0.0.1`',
+    about: 'The address to listen on.',
+  },
+  POSTHORN_PORT: {
+    of: 'server',
+    schema: z.coerce
+      .number({ error: 'must be a port from 0 to 65535' })
+      .int('must be a port from 0 to 65535')
+      .min(0, 'must be a port from 0 to 65535')
+      .max(65_535, 'must be a port from 0 to 65535')
+      .default(7070),
+    standard: '`7070`',
+    about: 'The port to listen on; 0 takes a free one.',
+  },
+  POSTHORN_DATA_DIR: {
+    of: 'server',
+    schema: text.default(folders.data),
+    standard: "the platform's data folder for posthorn",
+    about: 'The embedded database, the key ring, and where a running `start` leaves its addresses for the commands.',
+  },
+  POSTHORN_KEYRING: {
+    of: 'server',
+    schema: text.optional(),
+    standard: '`keyring.json` in `POSTHORN_DATA_DIR`, made by the first `start`',
+    about: 'The key ring: its JSON, or the path of a file that holds it. Every process that serves needs the same.',
+  },
+  POSTHORN_URL: {
+    of: 'client',
+    schema: httpUrl.optional(),
+    standard: "the configuration file's, else a running `start`'s",
+    about: 'The server that an agent talks to.',
+  },
+  POSTHORN_TOKEN: {
+    of: 'client',
+    schema: text.optional(),
+    standard: "the configuration file's",
+    about: "The agent's credential, from `posthorn token create`.",
+  },
+  POSTHORN_AGENT_ID: {
+    of: 'client',
+    schema: z.uuid({ error: 'must be an id such as 019ad5a0-0000-7000-8000-000000000000' }).optional(),
+    standard: "the configuration file's",
+    about: 'Which agent to act as, from `posthorn messages register`.',
+  },
+  POSTHORN_CONFIG: {
+    of: 'client',
+    schema: text.optional(),
+    standard: `\`config.json\` in the platform's configuration folder for posthorn`,
+    about: 'A file that only you can read (0600), with `url`, `token` and `agent_id` as JSON.',
+  },
+} as const satisfies Record<string, Setting>;
 
 export interface Config {
   databaseUrl: string | undefined;
@@ -23,13 +105,20 @@ export interface Config {
   port: number;
   dataDirectory: string;
   keyRing: string | undefined;
-  cliConfig: string;
+  client: {
+    url: string | undefined;
+    token: string | undefined;
+    agentId: string | undefined;
+    /** Where the configuration file is, and whether somebody said so. */
+    configFile: string;
+    isConfigFileGiven: boolean;
+  };
 }
 
 /**
- * Reads the settings of the environment.
+ * Reads the settings of the environment. An empty variable is one that is not set.
  *
- * @throws Error naming the setting and what is wrong with it
+ * @throws Error naming the setting and what is wrong with it, never its value
  */
 export function readConfig(env: NodeJS.ProcessEnv): Config {
   const read = <Name extends keyof typeof SETTINGS>(name: Name): z.output<(typeof SETTINGS)[Name]['schema']> => {
@@ -37,14 +126,26 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     if (!parsed.success) throw new Error(`${name} is not valid: ${parsed.error.issues[0]!.message}.`);
     return parsed.data as z.output<(typeof SETTINGS)[Name]['schema']>;
   };
+  const configFile = read('POSTHORN_CONFIG');
   return {
     databaseUrl: read('POSTHORN_DATABASE_URL'),
     listenUrl: read('POSTHORN_LISTEN_URL') ?? read('POSTHORN_DATABASE_URL'),
-    publicUrl: read('POSTHORN_PUBLIC_URL')?.replace(/\/+$/, ''),
+    publicUrl: read('POSTHORN_PUBLIC_URL'),
     host: read('POSTHORN_HOST'),
     port: read('POSTHORN_PORT'),
     dataDirectory: read('POSTHORN_DATA_DIR'),
     keyRing: read('POSTHORN_KEYRING'),
-    cliConfig: read('POSTHORN_CONFIG'),
+    client: {
+      url: read('POSTHORN_URL'),
+      token: read('POSTHORN_TOKEN'),
+      agentId: read('POSTHORN_AGENT_ID'),
+      configFile: configFile ?? join(folders.config, 'config.json'),
+      isConfigFileGiven: configFile !== undefined,
+    },
   };
+}
+
+/** Variables that look like settings of ours and are none: a misspelt name would be ignored without a word. */
+export function unknownSettings(env: NodeJS.ProcessEnv): string[] {
+  return Object.keys(env).filter((name) => /^POSTHORN_(?!TEST_)/.test(name) && !(name in SETTINGS));
 }

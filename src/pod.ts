@@ -7,7 +7,7 @@ import { createOwnerKeys } from './crypto/owner-keys.ts';
 import { ringKeys } from './db/functions.ts';
 import { createListener } from './db/listener.ts';
 import { readSqlFiles, schemaState } from './db/migrate.ts';
-import { createPool } from './db/pool.ts';
+import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { createSendLane } from './db/send-lane.ts';
 import { createApp } from './http/app.ts';
@@ -42,8 +42,11 @@ export async function startPod(options: {
   log: Logger;
 }): Promise<Pod> {
   const { log } = options;
-  const pool = createPool({ url: options.databaseUrl, role: 'posthorn_app', max: POOL_SIZE });
-  const lanePool = createPool({ url: options.databaseUrl, role: 'posthorn_app', max: LANE_POOL_SIZE });
+  const role = (await canActAs('posthorn_app', options.databaseUrl)) ? 'posthorn_app' : undefined;
+  // Functions run as their owner, under row level security, so nothing else changes.
+  if (!role) log.warn('The pooler passes no role on, so this pod runs as its login. Log in as posthorn_app instead.');
+  const pool = createPool({ url: options.databaseUrl, role, max: POOL_SIZE });
+  const lanePool = createPool({ url: options.databaseUrl, role, max: LANE_POOL_SIZE });
   const endPools = () => Promise.all([pool.end(), lanePool.end()]);
   try {
     checkKeyRing(options.keyRing, await ringKeys(pool));
@@ -63,7 +66,11 @@ export async function startPod(options: {
   };
   const draining = new AbortController();
   const sqlFiles = await readSqlFiles(join(packageRoot, 'sql'));
-  const isReady = () => schemaState(pool, sqlFiles).then((state) => state === 'current' || state === 'ahead', () => false);
+  const isReady = () =>
+    schemaState(pool, sqlFiles).then(
+      (state) => state === 'current' || state === 'ahead',
+      () => false,
+    );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
   const server = app.listen(options.port, options.host);

@@ -21,16 +21,17 @@ const CONNECT_TIMEOUT_MS = 5_000;
  * A URL that logs in as the role itself may lead to a transaction pooler, so nothing is set on its
  * connections. Any other login (the embedded server's superuser, in tests and on one machine) asks for
  * the role in its first packet: a connection that cannot have the role is refused by the server, so no
- * statement ever runs as the login, and a `reset role` returns to the role.
+ * statement ever runs as the login, and a `reset role` returns to the role. Where a pooler does not pass that
+ * packet on (see canActAs), leave the role out: statements then run as the login.
  *
  * @param options.url where to connect and as whom
- * @param options.role the role that every statement runs as
+ * @param options.role the role that every statement runs as; without it the login
  * @param options.max the largest number of connections
  * @returns a pool that survives the death of its connections; end it when done
  */
-export function createPool(options: { url: string; role: string; max: number; queryTimeoutMs?: number }): pg.Pool {
+export function createPool(options: { url: string; role?: string; max: number; queryTimeoutMs?: number }): pg.Pool {
   const pool = new pg.Pool({
-    connectionString: actAs(options.role, options.url),
+    connectionString: options.role === undefined ? options.url : actAs(options.role, options.url),
     application_name: 'posthorn',
     max: options.max,
     query_timeout: options.queryTimeoutMs ?? QUERY_TIMEOUT_MS,
@@ -47,6 +48,32 @@ export function createPool(options: { url: string; role: string; max: number; qu
   pool.query = ((text: string, values?: unknown[]) =>
     withClient(pool, (client) => client.query(text, values))) as typeof pool.query;
   return pool;
+}
+
+/**
+ * Whether the way to the database lets a login take on a role with its first packet. PgBouncer refuses that packet
+ * ("unsupported startup parameter"), other poolers drop it without a word; both are fine with a login that is the role.
+ *
+ * @throws Error if the database cannot be reached or does not let this login have the role
+ */
+export async function canActAs(role: string, url: string): Promise<boolean> {
+  const client = new pg.Client({
+    connectionString: actAs(role, url),
+    application_name: 'posthorn',
+    connectionTimeoutMillis: CONNECT_TIMEOUT_MS,
+    query_timeout: QUERY_TIMEOUT_MS,
+  });
+  client.on('error', () => {});
+  try {
+    await client.connect();
+    const { rows } = await client.query('select current_user as name');
+    return rows[0].name === role;
+  } catch (error) {
+    if (error instanceof Error && error.message.startsWith('unsupported startup parameter')) return false;
+    throw error;
+  } finally {
+    await client.end();
+  }
 }
 
 /**
