@@ -192,6 +192,7 @@ alter table posthorn.bodies force row level security;
 create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.bodies for select to posthorn_ops using (true);
+create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.bodies for update to posthorn_engine using (true);
 
@@ -576,6 +577,8 @@ create function posthorn_api.create_group(p_credential bytea, p_name text, p_pur
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.expire_messages(p_limit integer) returns integer
+  language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
@@ -640,6 +643,8 @@ create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
+  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
@@ -706,6 +711,7 @@ grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_app;
+grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
@@ -743,8 +749,10 @@ grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to po
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],boolean[],uuid[],integer[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
+grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
@@ -762,6 +770,7 @@ grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable
 grant insert, select on posthorn.audit_entries to posthorn_engine;
 grant select on posthorn.audit_entries to posthorn_ops;
 grant delete, insert, select, update (expires_at) on posthorn.bodies to posthorn_engine;
+grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
 grant insert, select, update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
@@ -803,6 +812,8 @@ grant usage on schema posthorn to posthorn_ops;
 grant usage on schema posthorn to posthorn_prover;
 grant usage on schema posthorn_api to posthorn_admin;
 grant usage on schema posthorn_api to posthorn_app;
+grant usage on schema posthorn_api to posthorn_jobs;
+grant usage on schema posthorn_impl to posthorn_jobs;
 grant usage on schema posthorn_impl to posthorn_ops;
 grant usage on schema posthorn_impl to posthorn_owner;
 grant create, usage on schema posthorn_impl to posthorn_prover;

@@ -182,6 +182,15 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
   return rows[0];
 }
 
+/** Ends a batch of messages that are past their deadline; answers how many. Runs as the worker, who sees of all owners only what is due. */
+export async function expireMessages(db: Queryable, p: { limit: number }): Promise<number> {
+  const { names, values } = bind([
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.expire_messages(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. */
 export async function listAgents(db: Queryable, p: { credential: Buffer; agentId?: string | null; after?: string | null; limit?: number | null }): Promise<AgentView[]> {
   const { names, values } = bind([

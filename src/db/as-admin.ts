@@ -1,0 +1,44 @@
+import { createPool, type Queryable, withClient } from './pool.ts';
+
+/** This login cannot act as the person at the server, or there is no such role yet. */
+export class NotAdminError extends Error {
+  override name = 'NotAdminError';
+}
+
+/**
+ * Runs `work` as the person at the server (role posthorn_admin), in one transaction: a ticket of ops.act_as_owner holds
+ * no longer. The role is taken on inside the transaction, so that a transaction pooler may stand in between.
+ *
+ * @param url a login that may become posthorn_admin: the one that migrates, or a superuser
+ * @throws NotAdminError if the login may not
+ */
+export async function asAdmin<T>(url: string, work: (db: Queryable) => Promise<T>): Promise<T> {
+  const pool = createPool({ url, max: 1 });
+  try {
+    return await withClient(pool, async (client) => {
+      await client.query('begin');
+      try {
+        await client.query('set local role posthorn_admin').catch(refuseLogin);
+        const result = await work(client);
+        await client.query('commit');
+        return result;
+      } catch (error) {
+        await client.query('rollback').catch(() => {});
+        throw error;
+      }
+    });
+  } finally {
+    await pool.end();
+  }
+}
+
+function refuseLogin(error: { code?: string }): never {
+  if (error.code === '42501') {
+    throw new NotAdminError(
+      'This database login may not act as the person at the server. Use the login that ran `posthorn migrate`.',
+    );
+  }
+  if (error.code === '22023')
+    throw new NotAdminError('This database was never migrated. Run `posthorn migrate` first.');
+  throw error;
+}
