@@ -1,24 +1,56 @@
 /** One row per error code of the contract: HTTP status, whether the same request may succeed later, and what to tell a person. */
 export const ERRORS = {
   invalid_request: { status: 400, retryable: false, message: 'The request is not valid.' },
-  agent_required: { status: 400, retryable: false, message: 'This connection speaks for several agents: pass agent_id.' },
+  agent_required: {
+    status: 400,
+    retryable: false,
+    message: 'This connection speaks for several agents: pass agent_id.',
+  },
   invalid_cursor: { status: 400, retryable: false, message: 'The cursor was not made by this call.' },
   unauthorized: { status: 401, retryable: false, message: 'The credential is unknown, expired or revoked.' },
-  device_unauthorized: { status: 401, retryable: false, message: 'This device is unknown, expired or revoked: pair it again.' },
+  device_unauthorized: {
+    status: 401,
+    retryable: false,
+    message: 'This device is unknown, expired or revoked: pair it again.',
+  },
   scope_required: { status: 403, retryable: false, message: 'This connection lacks the scope that the call needs.' },
-  person_required: { status: 403, retryable: false, message: 'Only a person may do this, from a paired device or the web app.' },
+  person_required: {
+    status: 403,
+    retryable: false,
+    message: 'Only a person may do this, from a paired device or the web app.',
+  },
   agent_revoked: { status: 403, retryable: false, message: 'The owner revoked this agent.' },
   owner_suspended: { status: 403, retryable: false, message: 'The owner of this connection is suspended.' },
   group_unauthorized: { status: 403, retryable: false, message: 'The collaboration has expired or was revoked.' },
   not_found: { status: 404, retryable: false, message: 'There is no such thing, or it is not yours to see.' },
   idempotency_conflict: { status: 409, retryable: false, message: 'This idempotency key was used for other content.' },
-  conversation_capped: { status: 409, retryable: false, message: 'The conversation has used its posts and waits for the owner.' },
-  conversation_frozen: { status: 409, retryable: false, message: 'The collaboration was renewed: continue in its new conversation.' },
+  conversation_capped: {
+    status: 409,
+    retryable: false,
+    message: 'The conversation has used its posts and waits for the owner.',
+  },
+  conversation_frozen: {
+    status: 409,
+    retryable: false,
+    message: 'The collaboration was renewed: continue in its new conversation.',
+  },
   queue_full: { status: 409, retryable: true, message: 'An inbox is full until its agent acknowledges mail.' },
-  group_required: { status: 409, retryable: false, message: 'You share several collaborations with this agent: name one.' },
-  recipient_unavailable: { status: 409, retryable: true, message: 'The recipient cannot be reached through a collaboration.' },
+  group_required: {
+    status: 409,
+    retryable: false,
+    message: 'You share several collaborations with this agent: name one.',
+  },
+  recipient_unavailable: {
+    status: 409,
+    retryable: true,
+    message: 'The recipient cannot be reached through a collaboration.',
+  },
   payload_too_large: { status: 413, retryable: false, message: 'The request body is larger than 1 MiB.' },
-  sensitive_content: { status: 422, retryable: false, message: 'The body looks like it holds a secret; nothing was stored.' },
+  sensitive_content: {
+    status: 422,
+    retryable: false,
+    message: 'The body looks like it holds a secret; nothing was stored.',
+  },
   rate_limited: { status: 429, retryable: true, message: 'The collaboration has used its posts of this minute.' },
   unavailable: { status: 503, retryable: true, message: 'The service cannot answer now; nothing is lost.' },
 } as const satisfies Record<string, { status: number; retryable: boolean; message: string }>;
@@ -60,7 +92,13 @@ export class PosthornError extends Error {
 
   /** The error object of the contract. */
   toBody(requestId: string): Record<string, unknown> {
-    return { error: this.code, retryable: ERRORS[this.code].retryable, message: this.message, request_id: requestId, ...this.detail };
+    return {
+      error: this.code,
+      retryable: ERRORS[this.code].retryable,
+      message: this.message,
+      request_id: requestId,
+      ...this.detail,
+    };
   }
 }
 

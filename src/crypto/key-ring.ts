@@ -13,7 +13,10 @@ export interface KeyRing {
 
 const RingFile = z.strictObject({
   current: z.string().min(1).max(64),
-  keys: z.record(z.string().min(1).max(64), z.base64().refine((key) => Buffer.from(key, 'base64').length === 32, 'a key has 32 bytes')),
+  keys: z.record(
+    z.string().min(1).max(64),
+    z.base64().refine((key) => Buffer.from(key, 'base64').length === 32, 'a key has 32 bytes'),
+  ),
 });
 
 const PROOF_TEXT = 'posthorn key ring';
@@ -39,9 +42,11 @@ export function parseKeyRing(text: string, where: string): KeyRing {
     throw new Error(`The key ring in ${where} is not JSON.`);
   }
   const parsed = RingFile.safeParse(value);
-  if (!parsed.success) throw new Error(`The key ring in ${where} must look like {"current": "id", "keys": {"id": "base64 of 32 bytes"}}.`);
+  if (!parsed.success)
+    throw new Error(`The key ring in ${where} must look like {"current": "id", "keys": {"id": "base64 of 32 bytes"}}.`);
   const keys = new Map(Object.entries(parsed.data.keys).map(([id, key]) => [id, Buffer.from(key, 'base64')]));
-  if (!keys.has(parsed.data.current)) throw new Error(`The key ring in ${where} names "${parsed.data.current}" as current but does not hold it.`);
+  if (!keys.has(parsed.data.current))
+    throw new Error(`The key ring in ${where} names "${parsed.data.current}" as current but does not hold it.`);
   return { currentId: parsed.data.current, keys };
 }
 
@@ -77,7 +82,11 @@ export async function loadOrMakeKeyRing(path: string): Promise<KeyRing> {
 }
 
 /** Wraps an owner's data key with the current key; the owner's id is bound to it. */
-export function wrapDataKey(ring: KeyRing, ownerId: string, dataKey: Buffer): { ringKeyId: string; wrappedKey: Buffer } {
+export function wrapDataKey(
+  ring: KeyRing,
+  ownerId: string,
+  dataKey: Buffer,
+): { ringKeyId: string; wrappedKey: Buffer } {
   return { ringKeyId: ring.currentId, wrappedKey: encrypt(ringKey(ring, ring.currentId), `owner|${ownerId}`, dataKey) };
 }
 
@@ -98,11 +107,16 @@ export function makeRingProof(ring: KeyRing, ringKeyId: string): Buffer {
  */
 export function checkKeyRing(ring: KeyRing, known: { ringKeyId: string; proof: Buffer }[]): void {
   for (const { ringKeyId, proof } of known) {
-    if (!ring.keys.has(ringKeyId)) throw new Error(`The key ring lacks key "${ringKeyId}", which this database's owners depend on. Restore the ring that belongs to it.`);
+    if (!ring.keys.has(ringKeyId))
+      throw new Error(
+        `The key ring lacks key "${ringKeyId}", which this database's owners depend on. Restore the ring that belongs to it.`,
+      );
     try {
       decrypt(ringKey(ring, ringKeyId), `proof|${ringKeyId}`, proof);
     } catch {
-      throw new Error(`Key "${ringKeyId}" of the key ring is not the one that this database's owners depend on. Restore the ring that belongs to it.`);
+      throw new Error(
+        `Key "${ringKeyId}" of the key ring is not the one that this database's owners depend on. Restore the ring that belongs to it.`,
+      );
     }
   }
 }

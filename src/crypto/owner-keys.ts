@@ -17,7 +17,8 @@ export function createOwnerKeys(db: Queryable, ring: KeyRing): OwnerKeysOf {
 
   async function load(ownerId: string, credential: Buffer): Promise<OwnerKeys> {
     const [row] = await ownerKey(db, { credential });
-    if (row?.ownerId !== ownerId) throw new Error('The credential belongs to another owner than the key that was asked for.');
+    if (row?.ownerId !== ownerId)
+      throw new Error('The credential belongs to another owner than the key that was asked for.');
     return deriveOwnerKeys(ownerId, unwrapDataKey(ring, ownerId, row.ringKeyId, row.wrappedKey));
   }
 

@@ -47,7 +47,8 @@ export function seal(keys: OwnerKeys, binding: SealBinding, text: string): Buffe
 
 /** @throws Error if the copy was altered, moved to another row or sealed under another key */
 export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): string {
-  if (sealed[0] !== FORMAT || sealed.length < HEADER_BYTES) throw new Error('This body has a format that this build does not know.');
+  if (sealed[0] !== FORMAT || sealed.length < HEADER_BYTES)
+    throw new Error('This body has a format that this build does not know.');
   const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
   const decipher = createDecipheriv('aes-256-gcm', keys.body, nonce, { authTagLength: TAG_BYTES });
   decipher.setAAD(additionalData(binding)).setAuthTag(sealed.subarray(1 + NONCE_BYTES, HEADER_BYTES));
@@ -55,7 +56,9 @@ export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): str
 }
 
 function additionalData(b: SealBinding): Buffer {
-  return Buffer.from(`posthorn|1|${b.ownerId}|${b.containerKind}|${b.containerId}|${b.senderAgentId}|${b.recipientAgentId}|${b.messageId}`);
+  return Buffer.from(
+    `posthorn|1|${b.ownerId}|${b.containerKind}|${b.containerId}|${b.senderAgentId}|${b.recipientAgentId}|${b.messageId}`,
+  );
 }
 
 /**

@@ -54,7 +54,7 @@ export function createGroupCommit<Item, Answer>(options: {
   async function runBatch(batch: Waiting<Item, Answer>[]): Promise<void> {
     try {
       const answers = await runWithRetry(batch.map(({ item }) => item));
-      batch.forEach(({ resolve }, index) => resolve(answers[index]!));
+      for (const [index, { resolve }] of batch.entries()) resolve(answers[index]!);
     } catch (error) {
       // One item that the database chokes on must not fail its neighbours.
       if (batch.length === 1 || isConnectionError(error)) for (const { reject } of batch) reject(error);
@@ -74,7 +74,8 @@ export function createGroupCommit<Item, Answer>(options: {
 
   return {
     submit(item) {
-      if (queue.length >= options.queueLimit) return Promise.reject(new PosthornError('unavailable', { retry_after: 1 }));
+      if (queue.length >= options.queueLimit)
+        return Promise.reject(new PosthornError('unavailable', { retry_after: 1 }));
       return new Promise((resolve, reject) => {
         queue.push({ item, resolve, reject });
         startSoon();

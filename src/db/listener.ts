@@ -34,13 +34,17 @@ export function createListener(url: string, onChange: (isListening: boolean) => 
     onChange(value);
   }
 
+  function wake(wakeNumber: number): void {
+    for (const onWake of subscribers.get(wakeNumber) ?? []) onWake();
+  }
+
   function wakeAll(): void {
-    for (const callbacks of subscribers.values()) for (const onWake of callbacks) onWake();
+    for (const wakeNumber of subscribers.keys()) wake(wakeNumber);
   }
 
   function onNotification(payload: string | undefined): void {
-    if (!payload || payload === '*') return wakeAll();
-    for (const wakeNumber of payload.split(',')) for (const onWake of subscribers.get(Number(wakeNumber)) ?? []) onWake();
+    if (!payload || payload === '*') wakeAll();
+    else for (const wakeNumber of payload.split(',')) wake(Number(wakeNumber));
   }
 
   /** Resolves when the connection is lost or the listener is closed. */

@@ -29,7 +29,11 @@ export interface ReceiptLane {
 
 /** Deliveries and acknowledgements tell senders, so they notify, so they commit in groups like sends. */
 export function createReceiptLane(db: Queryable): ReceiptLane {
-  const lane = createGroupCommit({ batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT, run: (moves: ReceiptMove[]) => runMoves(db, moves) });
+  const lane = createGroupCommit({
+    batchSize: BATCH_SIZE,
+    queueLimit: QUEUE_LIMIT,
+    run: (moves: ReceiptMove[]) => runMoves(db, moves),
+  });
   return {
     async advance(move) {
       const rows = await lane.submit(move);

@@ -61,9 +61,17 @@ export interface SendLane {
 /** The one way from a pod to posthorn_api.send_messages: plans, seals, and commits in groups. */
 export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLane {
   const plans = new Map<string, Plan>();
-  const planLane = createGroupCommit({ batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT, run: (sends: Send[]) => runPlans(db, sends) });
+  const planLane = createGroupCommit({
+    batchSize: BATCH_SIZE,
+    queueLimit: QUEUE_LIMIT,
+    run: (sends: Send[]) => runPlans(db, sends),
+  });
   const lanes = Array.from({ length: LANES }, () =>
-    createGroupCommit({ batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT, run: (items: SealedSend[]) => runSends(db, items) }),
+    createGroupCommit({
+      batchSize: BATCH_SIZE,
+      queueLimit: QUEUE_LIMIT,
+      run: (items: SealedSend[]) => runSends(db, items),
+    }),
   );
 
   async function planFor(send: Send): Promise<Plan> {
@@ -120,10 +128,23 @@ function sealSend(send: Send, plan: Plan, keys: Awaited<ReturnType<OwnerKeysOf>>
   const recipients = groupId === null ? [] : plan.recipientAgentIds;
   const copies = recipients.map((recipientAgentId) => {
     const messageId = makeId();
-    const binding = { ownerId, containerKind: 'group' as const, containerId: groupId!, senderAgentId, recipientAgentId, messageId };
+    const binding = {
+      ownerId,
+      containerKind: 'group' as const,
+      containerId: groupId!,
+      senderAgentId,
+      recipientAgentId,
+      messageId,
+    };
     return { recipientAgentId, messageId, ciphertext: seal(keys, binding, send.body) };
   });
-  return { send, plan, fingerprint: fingerprint(keys, send.act), postId: plan.isPost && copies.length > 0 ? makeId() : null, copies };
+  return {
+    send,
+    plan,
+    fingerprint: fingerprint(keys, send.act),
+    postId: plan.isPost && copies.length > 0 ? makeId() : null,
+    copies,
+  };
 }
 
 async function runPlans(db: Queryable, sends: Send[]): Promise<PlanSendsRow[]> {

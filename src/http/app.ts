@@ -69,11 +69,13 @@ function renderErrors({ services, log }: AppOptions): Middleware {
       await next();
     } catch (thrown) {
       const error = toPosthornError(thrown);
-      if (error !== thrown && error.code === 'unavailable') log.error({ requestId: ctx.state.requestId, cause: describeFailure(thrown) }, 'unavailable');
+      if (error !== thrown && error.code === 'unavailable')
+        log.error({ requestId: ctx.state.requestId, cause: describeFailure(thrown) }, 'unavailable');
       ctx.state.errorCode = error.code;
       ctx.status = error.status;
       ctx.body = error.toBody(ctx.state.requestId);
-      if (error.status === 401) ctx.set('WWW-Authenticate', challenge(services.publicUrl, ctx.get('authorization') !== ''));
+      if (error.status === 401)
+        ctx.set('WWW-Authenticate', challenge(services.publicUrl, ctx.get('authorization') !== ''));
       if (error.status === 429 || error.status === 503) ctx.set('Retry-After', String(error.detail.retry_after ?? 1));
     }
   };
@@ -82,12 +84,30 @@ function renderErrors({ services, log }: AppOptions): Middleware {
 /** What went wrong, without a message: those of drivers and parsers may quote what a caller wrote. */
 function describeFailure(thrown: unknown): Record<string, unknown> {
   const { name, code, routine, stack } = (thrown ?? {}) as Record<string, string | undefined>;
-  return { name, code, routine, at: stack?.split('\n').filter((line) => line.startsWith('    at ')).slice(0, 5) };
+  return {
+    name,
+    code,
+    routine,
+    at: stack
+      ?.split('\n')
+      .filter((line) => line.startsWith('    at '))
+      .slice(0, 5),
+  };
 }
 
 function securityHeaders(): Middleware {
   return helmet({
-    contentSecurityPolicy: { directives: { defaultSrc: ["'none'"], styleSrc: ["'self'"], imgSrc: ["'self'"], baseUri: ["'none'"], formAction: ["'self'"], frameAncestors: ["'none'"], upgradeInsecureRequests: null } },
+    contentSecurityPolicy: {
+      directives: {
+        defaultSrc: ["'none'"],
+        styleSrc: ["'self'"],
+        imgSrc: ["'self'"],
+        baseUri: ["'none'"],
+        formAction: ["'self'"],
+        frameAncestors: ["'none'"],
+        upgradeInsecureRequests: null,
+      },
+    },
     // a self-hosted server may well be plain HTTP on a private network: who ends TLS sends HSTS
     strictTransportSecurity: false,
   }) as unknown as Middleware;
@@ -131,13 +151,14 @@ function serviceRoutes({ services, isReady }: AppOptions): Middleware {
 function messagingRoutes({ services, draining, mcp }: AppOptions): Middleware {
   const router = new Router();
   for (const operation of OPERATIONS) {
-    for (const { method, path } of operation.routes) router.register(MESSAGING + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
+    for (const { method, path } of operation.routes)
+      router.register(MESSAGING + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
   }
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;
 }
 
 async function unknownPath(ctx: Context): Promise<void> {
-  if (ctx.status === 404 && ctx.body === undefined) throw new PosthornError('not_found', {}, 'There is nothing at this path and method.');
+  if (ctx.status === 404 && ctx.body === undefined)
+    throw new PosthornError('not_found', {}, 'There is nothing at this path and method.');
 }
-

@@ -20,7 +20,9 @@ export function readBearer(request: IncomingMessage): Bearer | null {
 
 /** The contract tells a device by a code of its own that it must be paired again; anything else stays as it is. */
 export function namedForDevice(thrown: unknown, bearer: Bearer): unknown {
-  return bearer.isDevice && toPosthornError(thrown).code === 'unauthorized' ? new PosthornError('device_unauthorized') : thrown;
+  return bearer.isDevice && toPosthornError(thrown).code === 'unauthorized'
+    ? new PosthornError('device_unauthorized')
+    : thrown;
 }
 
 /** The challenge of RFC 9728: where a client learns how to get a token for `resource`. */

@@ -18,7 +18,9 @@ interface Schema {
 /** The API as one page to read, from the OpenAPI document; no script, no request to anywhere else. */
 export function docsPage(document: OpenApiDocument): string {
   const entries = Object.entries(document.paths ?? {}).flatMap(([path, item]) =>
-    Object.entries(item as Record<string, { operationId: string; summary: string; description: string }>).map(([method, operation]) => ({ method, path, operation })),
+    Object.entries(item as Record<string, { operationId: string; summary: string; description: string }>).map(
+      ([method, operation]) => ({ method, path, operation }),
+    ),
   );
   return `<!doctype html>
 <html lang="en">
@@ -31,9 +33,9 @@ export function docsPage(document: OpenApiDocument): string {
 <body>
 <main>
 <h1>Posthorn API</h1>
-<p>Base <code>${escape(document.servers?.[0]?.url ?? '')}</code>. Every call carries <code>Authorization: Bearer …</code>; JSON in and out. The same operations are MCP tools at <code>/mcp</code>. Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>
+<p>Base <code>${escapeHtml(document.servers?.[0]?.url ?? '')}</code>. Every call carries <code>Authorization: Bearer …</code>; JSON in and out. The same operations are MCP tools at <code>/mcp</code>. Machine-readable: <a href="/openapi.json">openapi.json</a>.</p>
 <nav><ul>
-${entries.map(({ method, path, operation }) => `<li><a href="#${escape(operation.operationId)}"><code>${method.toUpperCase()} ${escape(path)}</code></a> ${escape(operation.summary)}</li>`).join('\n')}
+${entries.map(({ method, path, operation }) => `<li><a href="#${escapeHtml(operation.operationId)}"><code>${method.toUpperCase()} ${escapeHtml(path)}</code></a> ${escapeHtml(operation.summary)}</li>`).join('\n')}
 </ul></nav>
 ${entries.map(section).join('\n')}
 <section><h2>Errors</h2><p>A refusal is <code>{"error", "retryable", "message", "request_id"}</code> and facts such as <code>fields</code>. Retryable means: the same request may succeed later with nothing else changed.</p></section>
@@ -45,34 +47,43 @@ ${entries.map(section).join('\n')}
 
 // biome-ignore lint/suspicious/noExplicitAny: the document is plain JSON by now
 function section({ method, path, operation }: { method: string; path: string; operation: any }): string {
-  const parameters = (operation.parameters ?? []).map((each: { name: string; required?: boolean; schema: Schema }) => ({ ...each, in: 'query' }));
+  const parameters = (operation.parameters ?? []).map((each: { name: string; required?: boolean; schema: Schema }) => ({
+    ...each,
+    in: 'query',
+  }));
   const body: Schema = operation.requestBody?.content['application/json'].schema ?? {};
   const fields = [
-    ...parameters.map(({ name, required, schema }: { name: string; required?: boolean; schema: Schema }) => row(name, required ?? false, schema)),
-    ...Object.entries(body.properties ?? {}).map(([name, schema]) => row(name, body.required?.includes(name) ?? false, schema)),
+    ...parameters.map(({ name, required, schema }: { name: string; required?: boolean; schema: Schema }) =>
+      row(name, required ?? false, schema),
+    ),
+    ...Object.entries(body.properties ?? {}).map(([name, schema]) =>
+      row(name, body.required?.includes(name) ?? false, schema),
+    ),
   ];
-  return `<section id="${escape(operation.operationId)}">
-<h2><code>${method.toUpperCase()} ${escape(path)}</code></h2>
-<p>${escape(operation.description)}</p>
+  return `<section id="${escapeHtml(operation.operationId)}">
+<h2><code>${method.toUpperCase()} ${escapeHtml(path)}</code></h2>
+<p>${escapeHtml(operation.description)}</p>
 ${fields.length === 0 ? '' : `<table><thead><tr><th>Argument</th><th>Type</th><th>About</th></tr></thead><tbody>\n${fields.join('\n')}\n</tbody></table>`}
 </section>`;
 }
 
 function row(name: string, required: boolean, schema: Schema): string {
-  return `<tr><td><code>${escape(name)}</code>${required ? '' : ' <small>optional</small>'}</td><td>${escape(typeOf(schema))}</td><td>${escape(schema.description ?? '')}</td></tr>`;
+  return `<tr><td><code>${escapeHtml(name)}</code>${required ? '' : ' <small>optional</small>'}</td><td>${escapeHtml(typeOf(schema))}</td><td>${escapeHtml(schema.description ?? '')}</td></tr>`;
 }
 
 function typeOf(schema: Schema): string {
   if (schema.enum) return schema.enum.join(' | ');
-  const base = schema.type === 'array' ? `list of ${typeOf(schema.items ?? {})}` : (schema.format ?? String(schema.type ?? ''));
+  const base =
+    schema.type === 'array' ? `list of ${typeOf(schema.items ?? {})}` : (schema.format ?? String(schema.type ?? ''));
   const from = schema.minLength ?? schema.minimum;
   const to = schema.maxLength ?? schema.maximum;
-  const range = from === undefined || to === undefined ? '' : `, ${from} to ${to}${schema.maxLength ? ' characters' : ''}`;
+  const range =
+    from === undefined || to === undefined ? '' : `, ${from} to ${to}${schema.maxLength ? ' characters' : ''}`;
   const standard = schema.default === undefined ? '' : `, default ${String(schema.default)}`;
   return base + range + standard;
 }
 
-function escape(text: string): string {
+function escapeHtml(text: string): string {
   return text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 }
 

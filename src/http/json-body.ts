@@ -15,8 +15,10 @@ const utf8 = new TextDecoder('utf-8', { fatal: true });
  */
 export async function readJsonObject(request: IncomingMessage): Promise<Record<string, unknown>> {
   const contentType = request.headers['content-type'] ?? '';
-  if (!/^application\/(json|[a-z.+-]+\+json)\s*(;|$)/i.test(contentType)) throw invalidRequest([], 'Content-Type must be application/json.');
-  if (request.headers['content-encoding'] !== undefined) throw invalidRequest([], 'A compressed request body is not accepted.');
+  if (!/^application\/(json|[a-z.+-]+\+json)\s*(;|$)/i.test(contentType))
+    throw invalidRequest([], 'Content-Type must be application/json.');
+  if (request.headers['content-encoding'] !== undefined)
+    throw invalidRequest([], 'A compressed request body is not accepted.');
   const bytes = await readBytes(request);
   let value: unknown;
   try {
@@ -24,7 +26,8 @@ export async function readJsonObject(request: IncomingMessage): Promise<Record<s
   } catch (error) {
     throw invalidRequest([], error instanceof SyntaxError ? 'The body is not JSON.' : 'The body is not valid UTF-8.');
   }
-  if (value === null || typeof value !== 'object' || Array.isArray(value)) throw invalidRequest([], 'The body must be a JSON object.');
+  if (value === null || typeof value !== 'object' || Array.isArray(value))
+    throw invalidRequest([], 'The body must be a JSON object.');
   return value as Record<string, unknown>;
 }
 

@@ -43,7 +43,9 @@ function pathsOf(operations: Operation[]): ZodOpenApiPathsObject {
 
 function describe(operation: Operation, method: string, path: string, index: number): ZodOpenApiOperationObject {
   const inPath = [...path.matchAll(/:(\w+)/g)].map((match) => match[1]!);
-  const elsewhere = Object.keys(operation.input.shape).filter((name) => !inPath.includes(name) && !belongsToOtherRoute(operation, path, name));
+  const elsewhere = Object.keys(operation.input.shape).filter(
+    (name) => !inPath.includes(name) && !belongsToOtherRoute(operation, path, name),
+  );
   const hasBody = method !== 'GET' && method !== 'DELETE';
   const success = operation.status ? { 200: 'Done before: the first answer again', 201: 'Done' } : { 200: 'Done' };
   return {
@@ -55,16 +57,28 @@ function describe(operation: Operation, method: string, path: string, index: num
       ...(inPath.length > 0 ? { path: pick(operation, inPath, true) } : {}),
       ...(hasBody ? {} : { query: pick(operation, elsewhere, false) }),
     },
-    ...(hasBody ? { requestBody: { content: { 'application/json': { schema: pick(operation, elsewhere, false) } } } } : {}),
+    ...(hasBody
+      ? { requestBody: { content: { 'application/json': { schema: pick(operation, elsewhere, false) } } } }
+      : {}),
     responses: {
-      ...Object.fromEntries(Object.entries(success).map(([status, description]) => [status, { description, content: { 'application/json': { schema: operation.output } } }])),
+      ...Object.fromEntries(
+        Object.entries(success).map(([status, description]) => [
+          status,
+          { description, content: { 'application/json': { schema: operation.output } } },
+        ]),
+      ),
       default: { description: 'Refused', content: { 'application/json': { schema: ErrorBody } } },
     },
   };
 }
 
 function pick(operation: Operation, names: string[], isRequired: boolean): z.ZodObject {
-  const shape = Object.fromEntries(names.map((name) => [name, isRequired ? (operation.input.shape[name] as z.ZodType).nonoptional() : operation.input.shape[name]!]));
+  const shape = Object.fromEntries(
+    names.map((name) => [
+      name,
+      isRequired ? (operation.input.shape[name] as z.ZodType).nonoptional() : operation.input.shape[name]!,
+    ]),
+  );
   return z.strictObject(shape);
 }
 

@@ -30,7 +30,9 @@ async function collectArguments(ctx: Context, numbers: Set<string>): Promise<Rec
   const given = [...Object.entries(ctx.params ?? {}), ...new URLSearchParams(ctx.querystring), ...Object.entries(body)];
   const repeated = given.map(([name]) => name).filter((name, index, all) => all.indexOf(name) !== index);
   if (repeated.length > 0) throw invalidRequest(repeated, `Passed twice: ${repeated.join(', ')}.`);
-  return Object.fromEntries(given.map(([name, value]) => [name, numbers.has(name) && !(name in body) ? toNumber(value) : value]));
+  return Object.fromEntries(
+    given.map(([name, value]) => [name, numbers.has(name) && !(name in body) ? toNumber(value) : value]),
+  );
 }
 
 /** A path or query holds only text; what is no whole number stays text, for the schema to refuse. */

@@ -1,6 +1,13 @@
 import { z } from 'zod';
 import { hashCredential, makeCredential } from '../crypto/credentials.ts';
-import { agentStatus, listAgents, listGroups, mintChildConnection, registerAgent, revokeOwnAgent } from '../db/functions.ts';
+import {
+  agentStatus,
+  listAgents,
+  listGroups,
+  mintChildConnection,
+  registerAgent,
+  revokeOwnAgent,
+} from '../db/functions.ts';
 import { agentId, decodeCursor, encodeCursor, id, line, pageAfter, pageLimit, time, UUID_PLACE } from './fields.ts';
 import { defineOperation } from './operation.ts';
 import { Agent, agentView, Group, groupView, Peer, peerView } from './views.ts';
@@ -47,7 +54,8 @@ export const status = defineOperation({
 export const register = defineOperation({
   name: 'register_agent',
   title: 'Register agent',
-  description: 'Make or update your own agent: the address that others send to. Call it once; the answer has your agent id.',
+  description:
+    'Make or update your own agent: the address that others send to. Call it once; the answer has your agent id.',
   scope: 'messaging',
   effect: 'repeatable',
   routes: [{ method: 'POST', path: '/agents' }],
@@ -83,7 +91,8 @@ export const register = defineOperation({
 export const list = defineOperation({
   name: 'list_agents',
   title: 'List agents',
-  description: 'The other agents of your owner, with the groups you share, and your own groups. You can message an agent that shares an active group.',
+  description:
+    'The other agents of your owner, with the groups you share, and your own groups. You can message an agent that shares an active group.',
   scope: 'messaging',
   effect: 'reads',
   routes: [{ method: 'GET', path: '/agents' }],
@@ -162,6 +171,11 @@ export const mintChild = defineOperation({
       credentialHash: hashCredential(token),
       expiresAt: input.expires_at === undefined ? null : new Date(input.expires_at),
     });
-    return { connection_id: row.id, token, agent_id: input.agent_id, expires_at: row.expiresAt && row.expiresAt.toISOString() };
+    return {
+      connection_id: row.id,
+      token,
+      agent_id: input.agent_id,
+      expires_at: row.expiresAt?.toISOString() ?? null,
+    };
   },
 });

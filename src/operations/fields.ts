@@ -20,8 +20,10 @@ function text(max: number, isAllowed: (text: string) => boolean, rule: string) {
     .string()
     .superRefine((value, context) => {
       const length = value.length > max * 2 ? value.length : codePoints(value);
-      if (length < 1 || length > max) context.addIssue({ code: 'custom', message: `must have 1 to ${max} Unicode code points` });
-      else if (!isStorable(value)) context.addIssue({ code: 'custom', message: 'must be well-formed Unicode without NUL' });
+      if (length < 1 || length > max)
+        context.addIssue({ code: 'custom', message: `must have 1 to ${max} Unicode code points` });
+      else if (!isStorable(value))
+        context.addIssue({ code: 'custom', message: 'must be well-formed Unicode without NUL' });
       else if (!isAllowed(value)) context.addIssue({ code: 'custom', message: rule });
     })
     .meta({ minLength: 1, maxLength: max });
@@ -31,7 +33,8 @@ function text(max: number, isAllowed: (text: string) => boolean, rule: string) {
 const BREAKS_LINE = /[\p{Cc}\u2028\u2029]/u;
 
 /** One line of 1 to `max` code points. */
-export const line = (max: number) => text(max, (value) => !BREAKS_LINE.test(value), 'must be a single line without control characters');
+export const line = (max: number) =>
+  text(max, (value) => !BREAKS_LINE.test(value), 'must be a single line without control characters');
 
 /** Free text of 1 to `max` code points. */
 export const paragraph = (max: number) => text(max, () => true, '');

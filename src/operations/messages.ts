@@ -1,9 +1,27 @@
 import { z } from 'zod';
 import { open } from '../crypto/seal.ts';
-import { type AdvanceReceiptsRow, agentStatus, type MessageView, messageStatus, postStatus, type ReadInboxRow, readInbox } from '../db/functions.ts';
+import {
+  type AdvanceReceiptsRow,
+  agentStatus,
+  type MessageView,
+  messageStatus,
+  postStatus,
+  type ReadInboxRow,
+  readInbox,
+} from '../db/functions.ts';
 import type { SendOutcome } from '../db/send-lane.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
-import { agentId, decodeCursor, encodeCursor, id, idempotencyKey, NUMBER_PLACE, pageAfter, pageLimit, paragraph } from './fields.ts';
+import {
+  agentId,
+  decodeCursor,
+  encodeCursor,
+  id,
+  idempotencyKey,
+  NUMBER_PLACE,
+  pageAfter,
+  pageLimit,
+  paragraph,
+} from './fields.ts';
 import { type Caller, defineOperation, type Services } from './operation.ts';
 import { findSensitiveContent } from './sensitive-content.ts';
 import { Message, MessageOrPost, messageView, postView } from './views.ts';
@@ -89,12 +107,20 @@ function queued(outcome: SendOutcome, replyTo: string | null): z.output<typeof s
 }
 
 /** The first receipt again, in its present state. */
-async function replayed({ pool }: Services, { credential }: Caller, agent: string | undefined, outcome: SendOutcome): Promise<z.output<typeof sent>> {
+async function replayed(
+  { pool }: Services,
+  { credential }: Caller,
+  agent: string | undefined,
+  outcome: SendOutcome,
+): Promise<z.output<typeof sent>> {
   if (outcome.postId !== null) {
     const copies = await postStatus(pool, { credential, agentId: agent, postId: outcome.postId });
     return { ...postView(outcome.postId, copies.map(messageView)), replayed: true };
   }
-  return { ...messageView(await messageStatus(pool, { credential, agentId: agent, messageId: outcome.messageIds![0]! })), replayed: true };
+  return {
+    ...messageView(await messageStatus(pool, { credential, agentId: agent, messageId: outcome.messageIds![0]! })),
+    replayed: true,
+  };
 }
 
 const received = Message.extend({
@@ -143,18 +169,33 @@ export const receive = defineOperation({
  * Reads, opens and only then marks a page: a storage or key failure gives no bodies and marks nothing. What was fenced
  * in between is left out.
  */
-async function readPage(services: Services, caller: Caller, agent: string | undefined, after: number, limit: number): Promise<z.output<typeof inboxPage>> {
+async function readPage(
+  services: Services,
+  caller: Caller,
+  agent: string | undefined,
+  after: number,
+  limit: number,
+): Promise<z.output<typeof inboxPage>> {
   const { credential } = caller;
   const rows = await readInbox(services.pool, { credential, agentId: agent, after, limit });
   if (rows.length === 0) {
-    const pending = after === 0 ? 0 : (await agentStatus(services.pool, { credential, agentId: agent }))[0]!.pendingMessages;
+    const pending =
+      after === 0 ? 0 : (await agentStatus(services.pool, { credential, agentId: agent }))[0]!.pendingMessages;
     return { messages: [], has_more: false, next_cursor: null, pending_messages: pending };
   }
   const keys = await services.ownerKeysOf(rows[0]!.ownerId, credential);
   const bodies = new Map(rows.map((row) => [row.id, open(keys, sealBinding(row), row.ciphertext)]));
 
   const unmarked = rows.filter((row) => row.state === 'queued').map((row) => row.id);
-  const marked = unmarked.length === 0 ? [] : await services.receiptLane.advance({ credential, agentId: agent ?? null, level: 'delivered', messageIds: unmarked });
+  const marked =
+    unmarked.length === 0
+      ? []
+      : await services.receiptLane.advance({
+          credential,
+          agentId: agent ?? null,
+          level: 'delivered',
+          messageIds: unmarked,
+        });
   const receipts = new Map(marked.map((row) => [row.messageId, row]));
 
   const last = rows.at(-1)!;
@@ -190,7 +231,12 @@ function receiptView(row: AdvanceReceiptsRow): z.infer<typeof Message> {
 }
 
 /** Resolves when the mailbox may have changed, at the deadline, when the caller is gone, or at the next sweep. */
-async function waitForMail({ pool, listener }: Services, { credential, signal }: Caller, agent: string | undefined, deadline: number): Promise<void> {
+async function waitForMail(
+  { pool, listener }: Services,
+  { credential, signal }: Caller,
+  agent: string | undefined,
+  deadline: number,
+): Promise<void> {
   const [row] = await agentStatus(pool, { credential, agentId: agent });
   if (row!.wakeNumber === null) throw new PosthornError('agent_required');
   const milliseconds = Math.max(0, Math.min(SWEEP_MS, deadline - performance.now()));
@@ -224,18 +270,30 @@ export const acknowledge = defineOperation({
     delivery: z.enum(['acknowledged', 'admitted', 'processed']).default('acknowledged'),
   }),
   output: z.object({
-    messages: z.array(z.object({ ...Message.partial().shape, id: id(), state: z.union([Message.shape.state, z.literal('not_found')]) })),
+    messages: z.array(
+      z.object({ ...Message.partial().shape, id: id(), state: z.union([Message.shape.state, z.literal('not_found')]) }),
+    ),
   }),
   async run({ receiptLane }, { credential }, input) {
-    const rows = await receiptLane.advance({ credential, agentId: input.agent_id ?? null, level: input.delivery, messageIds: input.message_ids });
-    return { messages: rows.map((row) => (row.state === null ? { id: row.messageId!, state: 'not_found' as const } : receiptView(row))) };
+    const rows = await receiptLane.advance({
+      credential,
+      agentId: input.agent_id ?? null,
+      level: input.delivery,
+      messageIds: input.message_ids,
+    });
+    return {
+      messages: rows.map((row) =>
+        row.state === null ? { id: row.messageId!, state: 'not_found' as const } : receiptView(row),
+      ),
+    };
   },
 });
 
 export const messageReceipt = defineOperation({
   name: 'message_status',
   title: 'Message status',
-  description: 'The receipt of a message (message_id, for its sender and recipient) or of a group post (post_id, for its sender): states and times, no content.',
+  description:
+    'The receipt of a message (message_id, for its sender and recipient) or of a group post (post_id, for its sender): states and times, no content.',
   scope: 'messaging',
   effect: 'reads',
   routes: [
@@ -247,8 +305,12 @@ export const messageReceipt = defineOperation({
   input: z.strictObject({ agent_id: agentId(), message_id: id().optional(), post_id: id().optional() }),
   output: MessageOrPost,
   async run({ pool }, { credential }, input) {
-    if ((input.message_id === undefined) === (input.post_id === undefined)) throw invalidRequest(['message_id', 'post_id'], 'Pass message_id or post_id.');
-    if (input.message_id !== undefined) return messageView(await messageStatus(pool, { credential, agentId: input.agent_id, messageId: input.message_id }));
+    if ((input.message_id === undefined) === (input.post_id === undefined))
+      throw invalidRequest(['message_id', 'post_id'], 'Pass message_id or post_id.');
+    if (input.message_id !== undefined)
+      return messageView(
+        await messageStatus(pool, { credential, agentId: input.agent_id, messageId: input.message_id }),
+      );
     const copies = await postStatus(pool, { credential, agentId: input.agent_id, postId: input.post_id! });
     return postView(input.post_id!, copies.map(messageView));
   },

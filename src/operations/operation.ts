@@ -52,6 +52,8 @@ export interface Operation<Input extends z.ZodObject = z.ZodObject, Output exten
 }
 
 /** Ties the types of an operation's parts together. */
-export function defineOperation<Input extends z.ZodObject, Output extends z.ZodObject>(operation: Operation<Input, Output>): Operation {
+export function defineOperation<Input extends z.ZodObject, Output extends z.ZodObject>(
+  operation: Operation<Input, Output>,
+): Operation {
   return operation as unknown as Operation;
 }

@@ -15,5 +15,8 @@ export function parseInput(operation: Operation, value: unknown): Record<string,
       : [{ field: issue.path.join('.'), message: issue.message }],
   );
   const fields = [...new Set(problems.map(({ field }) => field))];
-  throw invalidRequest(fields, problems.map(({ field, message }) => `${field || 'The request'}: ${message}`).join('; '));
+  throw invalidRequest(
+    fields,
+    problems.map(({ field, message }) => `${field || 'The request'}: ${message}`).join('; '),
+  );
 }

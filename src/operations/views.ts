@@ -76,7 +76,7 @@ export const MessageOrPost = z.object({
   state: Message.shape.state,
 });
 
-const iso = (value: Date | null): string | null => value && value.toISOString();
+const iso = (value: Date | null): string | null => value?.toISOString() ?? null;
 
 export function agentView(row: AgentView): z.infer<typeof Agent> {
   return {
