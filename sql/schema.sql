@@ -84,6 +84,25 @@ create type posthorn_impl.message_view as (
   processed_at timestamp with time zone,
   replied_at timestamp with time zone
 );
+create type posthorn_impl.proposal_view as (
+  id uuid,
+  kind text,
+  state text,
+  reason text,
+  is_automatic boolean,
+  group_id uuid,
+  conversation_id uuid,
+  proposer_agent_id uuid,
+  agent_ids uuid[],
+  name text,
+  purpose text,
+  project_boundary text,
+  duration_hours integer,
+  held_messages integer,
+  created_at timestamp with time zone,
+  expires_at timestamp with time zone,
+  decided_at timestamp with time zone
+);
 create type posthorn_impl.proven as (
   item integer,
   owner_id integer,
@@ -107,9 +126,13 @@ create type posthorn_impl.send_item as (
   group_id uuid,
   conversation_id uuid,
   reply_to uuid,
+  purpose text,
+  name text,
+  duration_hours integer,
   sensitive boolean,
   planned_group_id uuid,
   planned_generation integer,
+  hold_id uuid,
   post_id uuid
 );
 create type posthorn_impl.send_outcome as (
@@ -323,6 +346,25 @@ create policy select_all on posthorn.groups for select to posthorn_ops using (tr
 create policy select_proved on posthorn.groups for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.groups for update to posthorn_engine using (true);
 
+create table posthorn.held_bodies (
+  owner_id integer not null,
+  proposal_id uuid not null,
+  "position" integer not null,
+  message_id uuid not null,
+  ciphertext bytea not null,
+  constraint ciphertext_is_bounded CHECK (((octet_length(ciphertext) >= 30) AND (octet_length(ciphertext) <= 80100))),
+  constraint held_bodies_owner_id_proposal_id_fkey FOREIGN KEY (owner_id, proposal_id) REFERENCES posthorn.proposals(owner_id, proposal_id) ON DELETE CASCADE,
+  constraint held_bodies_pkey PRIMARY KEY (owner_id, proposal_id, "position"),
+  constraint position_is_positive CHECK (("position" > 0))
+); -- of posthorn_owner
+alter table posthorn.held_bodies enable row level security;
+alter table posthorn.held_bodies force row level security;
+create policy delete_proved on posthorn.held_bodies for delete to posthorn_engine using (true);
+create policy insert_proved on posthorn.held_bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.held_bodies for select to posthorn_ops using (true);
+create policy select_proved on posthorn.held_bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.held_bodies for update to posthorn_engine using (true);
+
 create table posthorn.idempotency_keys (
   owner_id integer not null,
   agent_id uuid not null,
@@ -405,11 +447,11 @@ create table posthorn.messages (
   message_id uuid not null,
   state text not null,
   recipient_agent_id uuid not null,
-  seq bigint not null,
+  seq bigint,
   sender_agent_id uuid not null,
   connection_id uuid not null,
-  group_id uuid not null,
-  conversation_id uuid not null,
+  group_id uuid,
+  conversation_id uuid,
   post_id uuid,
   reply_to uuid,
   created_at timestamp with time zone not null,
@@ -420,11 +462,16 @@ create table posthorn.messages (
   processed_at timestamp with time zone,
   replied_at timestamp with time zone,
   ended_at timestamp with time zone,
+  proposal_id uuid,
+  hold_id uuid,
+  constraint held_behind_a_proposal CHECK (((hold_id IS NULL) = (proposal_id IS NULL))),
+  constraint in_an_inbox_once_queued CHECK (((state = ANY (ARRAY['held'::text, 'denied'::text, 'expired'::text, 'revoked'::text])) OR ((seq IS NOT NULL) AND (conversation_id IS NOT NULL) AND (group_id IS NOT NULL)))),
   constraint messages_owner_id_conversation_id_fkey FOREIGN KEY (owner_id, conversation_id) REFERENCES posthorn.conversations(owner_id, conversation_id),
   constraint messages_owner_id_recipient_agent_id_fkey FOREIGN KEY (owner_id, recipient_agent_id) REFERENCES posthorn.agents(owner_id, agent_id),
   constraint messages_pkey PRIMARY KEY (owner_id, message_id),
   constraint state_is_known CHECK ((state = ANY (ARRAY['held'::text, 'queued'::text, 'delivered'::text, 'acknowledged'::text, 'replied'::text, 'denied'::text, 'expired'::text, 'revoked'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
+CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
 create policy delete_proved on posthorn.messages for delete to posthorn_engine using (true);
@@ -487,6 +534,63 @@ create policy insert_proved on posthorn.posts for insert to posthorn_engine with
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.posts for update to posthorn_engine using (true);
+
+create table posthorn.proposal_transitions (
+  from_state text not null,
+  to_state text not null,
+  constraint proposal_transitions_pkey PRIMARY KEY (from_state, to_state)
+); -- of posthorn_owner
+
+create table posthorn.proposals (
+  owner_id integer not null,
+  proposal_id uuid not null default posthorn.make_id(),
+  kind text not null,
+  state text not null default 'pending'::text,
+  reason text,
+  is_automatic boolean not null default false,
+  proposer_agent_id uuid not null,
+  agent_ids uuid[] not null,
+  group_id uuid,
+  conversation_id uuid,
+  name text,
+  purpose text,
+  project_boundary text,
+  duration_hours integer,
+  created_at timestamp with time zone not null,
+  expires_at timestamp with time zone not null,
+  decided_at timestamp with time zone,
+  lifted_at timestamp with time zone,
+  constraint a_continuation_names_its_conversation CHECK (((kind = 'continue'::text) = (conversation_id IS NOT NULL))),
+  constraint a_new_one_has_name_and_purpose CHECK (((kind <> 'new'::text) OR ((name IS NOT NULL) AND (purpose IS NOT NULL) AND (duration_hours IS NOT NULL)))),
+  constraint a_renewal_names_its_group CHECK (((kind <> 'renew'::text) OR ((group_id IS NOT NULL) AND (conversation_id IS NULL)))),
+  constraint asks_for_2_to_16_agents CHECK (((cardinality(agent_ids) >= 2) AND (cardinality(agent_ids) <= 16))),
+  constraint decided_unless_pending CHECK (((state = 'pending'::text) = (decided_at IS NULL))),
+  constraint duration_is_1_to_720_hours CHECK (((duration_hours >= 1) AND (duration_hours <= 720))),
+  constraint kind_is_known CHECK ((kind = ANY (ARRAY['new'::text, 'renew'::text, 'continue'::text]))),
+  constraint name_has_1_to_80_characters CHECK (((char_length(name) >= 1) AND (char_length(name) <= 80))),
+  constraint project_boundary_has_1_to_500_characters CHECK (((char_length(project_boundary) >= 1) AND (char_length(project_boundary) <= 500))),
+  constraint proposals_owner_id_conversation_id_fkey FOREIGN KEY (owner_id, conversation_id) REFERENCES posthorn.conversations(owner_id, conversation_id) ON DELETE CASCADE,
+  constraint proposals_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint proposals_owner_id_group_id_fkey FOREIGN KEY (owner_id, group_id) REFERENCES posthorn.groups(owner_id, group_id) ON DELETE CASCADE,
+  constraint proposals_owner_id_proposer_agent_id_fkey FOREIGN KEY (owner_id, proposer_agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
+  constraint proposals_pkey PRIMARY KEY (owner_id, proposal_id),
+  constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500))),
+  constraint reason_is_known CHECK ((reason = 'superseded'::text)),
+  constraint state_is_known CHECK ((state = ANY (ARRAY['pending'::text, 'approved'::text, 'denied'::text, 'expired'::text])))
+) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
+CREATE UNIQUE INDEX one_pending_continuation_per_conversation ON posthorn.proposals USING btree (owner_id, conversation_id) WHERE ((state = 'pending'::text) AND (kind = 'continue'::text));
+CREATE UNIQUE INDEX one_pending_renewal_per_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE ((state = 'pending'::text) AND (kind = 'renew'::text));
+CREATE UNIQUE INDEX one_pending_request_per_member_set ON posthorn.proposals USING btree (owner_id, agent_ids) WHERE ((state = 'pending'::text) AND (kind = 'new'::text));
+CREATE INDEX pending_proposals_by_deadline ON posthorn.proposals USING btree (expires_at) WHERE (state = 'pending'::text);
+CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE (group_id IS NOT NULL);
+CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
+alter table posthorn.proposals enable row level security;
+alter table posthorn.proposals force row level security;
+create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (true);
+create policy insert_proved on posthorn.proposals for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.proposals for select to posthorn_ops using (true);
+create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.proposals for update to posthorn_engine using (true);
 
 create table posthorn.ring_keys (
   ring_key_id text not null,
@@ -569,6 +673,8 @@ create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, wake_number integer)
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id uuid, p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, kind text, scopes text[])
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
@@ -577,8 +683,12 @@ create function posthorn_api.create_group(p_credential bytea, p_name text, p_pur
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.expire_messages(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
+create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
@@ -588,6 +698,10 @@ create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEF
 create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
@@ -599,11 +713,13 @@ create function posthorn_api.owner_settings(p_credential bytea) returns TABLE(id
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.pair_device(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
-create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[]) returns TABLE(item integer, problem text, owner_id uuid, agent_id uuid, group_id uuid, generation integer, is_post boolean, recipient_agent_ids uuid[])
+create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[]) returns TABLE(item integer, problem text, owner_id uuid, agent_id uuid, group_id uuid, generation integer, is_post boolean, is_held boolean, recipient_agent_ids uuid[])
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
-create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
+create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
@@ -623,19 +739,27 @@ create function posthorn_api.ring_keys() returns TABLE(ring_key_id text, proof b
   language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.rotate_connection(p_credential bytea, p_connection_id uuid, p_credential_hash bytea) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
-create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uuid[], p_keys text[], p_fingerprints bytea[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[], p_replies_to uuid[], p_sensitive boolean[], p_planned_group_ids uuid[], p_planned_generations integer[], p_post_ids uuid[], p_copy_items integer[], p_copy_recipients uuid[], p_copy_message_ids uuid[], p_copy_ciphertexts bytea[]) returns TABLE(item integer, outcome text, detail jsonb, conversation_id uuid, conversation_kind text, group_id uuid, post_id uuid, message_ids uuid[], created_at timestamp with time zone, expires_at timestamp with time zone)
+create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uuid[], p_keys text[], p_fingerprints bytea[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[], p_replies_to uuid[], p_purposes text[], p_names text[], p_durations_hours integer[], p_sensitive boolean[], p_planned_group_ids uuid[], p_planned_generations integer[], p_hold_ids uuid[], p_post_ids uuid[], p_copy_items integer[], p_copy_recipients uuid[], p_copy_message_ids uuid[], p_copy_ciphertexts bytea[]) returns TABLE(item integer, outcome text, detail jsonb, conversation_id uuid, conversation_kind text, group_id uuid, post_id uuid, message_ids uuid[], created_at timestamp with time zone, expires_at timestamp with time zone)
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
-create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, outcome text, detail jsonb, group_id uuid, generation integer, group_expires_at timestamp with time zone, recipient_agent_id uuid, agent_low uuid, agent_high uuid)
+create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, outcome text, detail jsonb, group_id uuid, generation integer, group_expires_at timestamp with time zone, recipient_agent_id uuid, agent_low uuid, agent_high uuid, conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.agents_of_proposals(p_owner_id integer, p_proposal_ids uuid[]) returns uuid[]
+  language sql stable security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean) returns void
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_copies posthorn_impl.send_copy[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals) returns boolean
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=""; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns uuid[]
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=""; -- of posthorn_engine
@@ -645,6 +769,12 @@ create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uui
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(message_id uuid)
+  language sql stable security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.hold_send(p_item posthorn_impl.send_item, p_copy posthorn_impl.send_copy) returns posthorn_impl.send_outcome
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
@@ -663,12 +793,20 @@ create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.lock_mailboxes(p_owner_id integer, p_agent_ids uuid[]) returns void
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
+  language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=""; -- of posthorn_engine
+create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer) returns TABLE(proposal posthorn.proposals, is_new boolean)
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns posthorn.proposals
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
   language sql immutable security invoker set search_path=""; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
@@ -679,8 +817,14 @@ create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act tex
   language sql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
   language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
+create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=""; -- of posthorn_prover
+create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
+  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids uuid[]) returns SETOF posthorn.messages
@@ -693,6 +837,8 @@ create function posthorn_impl.view_groups(p_owner_id integer, p_ids uuid[], p_no
   language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.view_messages(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.message_view
   language sql stable security definer set search_path=""; -- of posthorn_engine
+create function posthorn_impl.view_proposals(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.proposal_view
+  language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 
@@ -704,6 +850,8 @@ grant execute on function ops.set_limit(text,bigint) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_admin;
+grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_app;
 grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
@@ -711,7 +859,11 @@ grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_app;
+grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
+grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
+grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
+grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
@@ -720,6 +872,9 @@ grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_admi
 grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.mint_child_connection(bytea,uuid,text,bytea,timestamp with time zone) to posthorn_app;
 grant execute on function posthorn_api.owner_key(bytea) to posthorn_admin;
@@ -730,6 +885,7 @@ grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to p
 grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to posthorn_app;
 grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
+grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
@@ -747,7 +903,7 @@ grant execute on function posthorn_api.ring_keys() to posthorn_admin;
 grant execute on function posthorn_api.ring_keys() to posthorn_app;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_admin;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
-grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],boolean[],uuid[],integer[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
+grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
@@ -780,8 +936,10 @@ grant select on posthorn.conversations to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
 grant select on posthorn.events to posthorn_ops;
 grant insert, select, update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
-grant insert, select, update (generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
+grant insert, select, update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
 grant select (owner_id, group_id, duration_hours, generation, created_at, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_ops;
+grant delete, insert, select on posthorn.held_bodies to posthorn_engine;
+grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
 grant delete, insert, select on posthorn.idempotency_keys to posthorn_engine;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant select, update (value) on posthorn.limits to posthorn_admin;
@@ -793,7 +951,7 @@ grant delete, insert, select on posthorn.members to posthorn_engine;
 grant select on posthorn.members to posthorn_ops;
 grant select on posthorn.message_transitions to posthorn_engine;
 grant select on posthorn.message_transitions to posthorn_ops;
-grant insert, select, update (state, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
+grant insert, select, update (state, seq, group_id, conversation_id, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
 grant select on posthorn.messages to posthorn_ops;
 grant insert, select on posthorn.owner_keys to posthorn_engine;
 grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at) on posthorn.owners to posthorn_engine;
@@ -801,6 +959,10 @@ grant select (owner_id, id, automatic_approval, sensitive_content_check, created
 grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
 grant select on posthorn.posts to posthorn_ops;
+grant select on posthorn.proposal_transitions to posthorn_engine;
+grant select on posthorn.proposal_transitions to posthorn_ops;
+grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
+grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
 grant usage on schema ops to posthorn_admin;
 grant usage on schema ops to posthorn_ops;

@@ -43,6 +43,16 @@ declare
     when 'owner_suspended' then 'MHSUS'
     when 'not_found' then 'MHNFD'
     when 'limit_reached' then 'MHLIM'
+    when 'group_unauthorized' then 'MHGUN'
+    when 'conversation_frozen' then 'MHFRZ'
+    when 'conversation_capped' then 'MHCAP'
+    when 'purpose_required' then 'MHPUR'
+    when 'proposal_limit' then 'MHPLM'
+    when 'recently_denied' then 'MHDEN'
+    when 'not_capped' then 'MHNCP'
+    when 'renewal_not_open' then 'MHRNO'
+    when 'already_decided' then 'MHADC'
+    when 'expired' then 'MHEXP'
   end;
 begin
   raise exception '%', p_code using errcode = v_sqlstate, detail = p_detail::text;

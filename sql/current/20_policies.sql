@@ -9,7 +9,7 @@ declare
   v_proved constant text := '(owner_id = any ((select posthorn_impl.proved_owners())::int[])) is true';
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
-    'posts', 'messages', 'bodies', 'events', 'idempotency_keys', 'audit_entries'];
+    'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop
@@ -37,23 +37,24 @@ create policy select_any on posthorn.owners for select to posthorn_prover using 
 grant select (owner_id, connection_id, kind, scopes, agent_id, credential_hash, revoked_at, expires_at) on posthorn.connections to posthorn_prover;
 grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
 
-grant select on posthorn.limits, posthorn.message_transitions to posthorn_engine, posthorn_ops;
+grant select on posthorn.limits, posthorn.message_transitions, posthorn.proposal_transitions to posthorn_engine, posthorn_ops;
 grant select, insert on posthorn.ring_keys to posthorn_engine;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 
 grant select, insert on
   posthorn.owners, posthorn.owner_keys, posthorn.connections, posthorn.agents, posthorn.mailboxes, posthorn.groups, posthorn.group_counters,
-  posthorn.members, posthorn.conversations, posthorn.posts, posthorn.messages, posthorn.bodies, posthorn.events, posthorn.idempotency_keys,
+  posthorn.members, posthorn.conversations, posthorn.proposals, posthorn.posts, posthorn.messages, posthorn.held_bodies, posthorn.bodies, posthorn.events, posthorn.idempotency_keys,
   posthorn.audit_entries to posthorn_engine;
-grant delete on posthorn.members, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
+grant delete on posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
 grant update (automatic_approval, sensitive_content_check, suspended_at) on posthorn.owners to posthorn_engine;
 grant update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
-grant update (generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
+grant update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
 grant update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
 grant update (posts, continuations) on posthorn.conversations to posthorn_engine;
-grant update (state, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at, expires_at) on posthorn.messages to posthorn_engine;
+grant update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
+grant update (state, seq, group_id, conversation_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at, expires_at) on posthorn.messages to posthorn_engine;
 grant update (expires_at) on posthorn.bodies to posthorn_engine;
 
 -- Operators see ids, states, times and counts of every owner: no label, no body, no credential.
@@ -61,7 +62,7 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['owners', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'posts', 'messages', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
+  foreach v_table in array array['owners', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
     execute format('drop policy if exists select_all on posthorn.%I', v_table);
     execute format('create policy select_all on posthorn.%I for select to posthorn_ops using (true)', v_table);
   end loop;
@@ -72,5 +73,7 @@ grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable
 grant select on posthorn.mailboxes, posthorn.members, posthorn.conversations, posthorn.posts, posthorn.messages, posthorn.events, posthorn.audit_entries to posthorn_ops;
 grant select (owner_id, group_id, duration_hours, generation, created_at, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_ops;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
+grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
+grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant usage on sequence posthorn.owners_owner_id_seq to posthorn_engine;

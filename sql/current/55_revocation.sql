@@ -46,6 +46,13 @@ begin
      where b.owner_id = v_actor.owner_id
        and a.connection_id = any (v_connections)
     union
+    select h.message_id
+      from posthorn_impl.held_of(v_actor.owner_id, v_agents) h
+      join posthorn.messages m on m.owner_id = v_actor.owner_id and m.message_id = h.message_id
+      join posthorn.agents a on a.owner_id = v_actor.owner_id and a.agent_id = m.recipient_agent_id
+     where a.connection_id = any (v_connections)
+        or m.connection_id = any (v_connections)
+    union
     select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
   perform posthorn_impl.end_messages(v_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(v_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;

@@ -191,6 +191,7 @@ begin
          expires_at = greatest(v_now, g.expires_at) + make_interval(hours => coalesce(p_duration_hours, g.duration_hours))
    where g.owner_id = v_actor.owner_id
      and g.group_id = p_group_id;
+  perform posthorn_impl.supersede_proposals(v_actor.owner_id, array[p_group_id], null, v_now);
   perform posthorn_impl.record_act(v_actor, 'group.renew', p_group_id, v_now);
   return (select v from posthorn_impl.view_groups(v_actor.owner_id, array[p_group_id], v_now) v);
 end $$;
@@ -243,6 +244,7 @@ begin
     perform posthorn_impl.refuse('not_found');
   end if;
   perform posthorn_impl.end_messages(v_actor.owner_id, posthorn_impl.close_groups(v_actor, array[p_group_id], v_now), 'revoked', v_now);
+  perform posthorn_impl.supersede_proposals(v_actor.owner_id, array[p_group_id], null, v_now);
   return (select v from posthorn_impl.view_groups(v_actor.owner_id, array[p_group_id], v_now) v);
 end $$;
 comment on function posthorn_api.revoke_group(bytea, uuid) is 'Ends a group for good and fences its mail. [nullable: project_boundary]';

@@ -47,12 +47,12 @@ stable
 security definer
 set search_path = ''
 as $$
-  select m.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, null::uuid,
+  select m.message_id, m.conversation_id, coalesce(c.kind, 'pair'), m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          posthorn_impl.present_state(m.state, m.expires_at, p_now), m.created_at, m.expires_at,
          m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
     from unnest(p_ids) with ordinality i(message_id, position)
     join posthorn.messages m on m.owner_id = p_owner_id and m.message_id = i.message_id
-    join posthorn.conversations c on c.owner_id = p_owner_id and c.conversation_id = m.conversation_id
+    left join posthorn.conversations c on c.owner_id = p_owner_id and c.conversation_id = m.conversation_id -- none yet while held
    order by i.position
 $$;
 comment on function posthorn_impl.view_messages(int, uuid[], timestamptz) is 'Receipts in the order of the ids given.';
@@ -105,7 +105,7 @@ begin
       from unnest(p_advances) a
      group by a.owner_id, a.message_id
   ), step as materialized (
-    select m.owner_id, m.message_id, m.recipient_agent_id, m.seq, m.sender_agent_id, t.to_state, m.state in ('queued', 'delivered') as unfenced,
+    select m.owner_id, m.message_id, m.recipient_agent_id, m.seq, m.sender_agent_id, m.proposal_id, t.to_state, m.state in ('queued', 'delivered') as unfenced, m.state = 'held' as was_held,
            w.admitted and m.admitted_at is null as admitted, w.processed and m.processed_at is null as processed
       from wanted w
       join posthorn.messages m on m.owner_id = w.owner_id and m.message_id = w.message_id
@@ -136,6 +136,13 @@ begin
        and b.seq = s.seq
        and s.unfenced
        and s.to_state <> 'delivered'
+  ), fenced_held as (
+    delete from posthorn.held_bodies h
+     using step s
+     where s.was_held
+       and h.owner_id = s.owner_id
+       and h.proposal_id = s.proposal_id
+       and h.message_id = s.message_id
   ), tally as (
     select x.owner_id, x.agent_id, sum(x.fenced)::int as fenced, sum(x.told)::int as told
       from (select s.owner_id, s.recipient_agent_id as agent_id, 1 as fenced, 0 as told from step s where s.unfenced and s.to_state <> 'delivered'
@@ -219,6 +226,7 @@ create function posthorn_api.read_inbox(
   ciphertext bytea,
   has_more boolean,
   pending_messages int,
+  hold_id uuid,
   id uuid,
   conversation_id uuid,
   conversation_kind text,
@@ -267,8 +275,8 @@ begin
   ), page as materialized (
     select w.*, count(*) over () < w.found as has_more from weighed w where w.position <= p_limit and (w.bytes <= c_page_bytes or w.position = 1)
   )
-  select o.id, p.seq, s.label, p.ciphertext, p.has_more, posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now),
-         m.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, null::uuid,
+  select o.id, p.seq, s.label, p.ciphertext, p.has_more, posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), m.hold_id,
+         m.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          m.state, m.created_at, m.expires_at, m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
     from page p
     join posthorn.messages m on m.owner_id = v_me.owner_id and m.message_id = p.message_id
@@ -277,7 +285,7 @@ begin
     join posthorn.owners o on o.owner_id = v_me.owner_id
    order by p.seq;
 end $$;
-comment on function posthorn_api.read_inbox(bytea, bigint, int, uuid) is 'Sealed unfenced messages of the caller after a sequence number, oldest first, at most p_limit and 64 KiB of text. Marks nothing: the pod opens the page first, then calls advance_receipts. [nullable: post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
+comment on function posthorn_api.read_inbox(bytea, bigint, int, uuid) is 'Sealed unfenced messages of the caller after a sequence number, oldest first, at most p_limit and 64 KiB of text. Marks nothing: the pod opens the page first, then calls advance_receipts. [nullable: hold_id, post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
 
 create function posthorn_api.advance_receipts(
   p_credentials bytea[],
@@ -338,7 +346,7 @@ begin
         from unnest(v_owners, v_ids, v_levels) t(owner_id, message_id, level)), v_now));
   end if;
   return query
-  select i.item, i.problem, t.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, null::uuid,
+  select i.item, i.problem, t.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          posthorn_impl.present_state(m.state, m.expires_at, v_now), m.created_at, m.expires_at,
          m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
     from unnest(v_identities) i
@@ -371,7 +379,7 @@ begin
   end if;
   return v_message;
 end $$;
-comment on function posthorn_api.message_status(bytea, uuid, uuid) is 'A receipt, for its sender and its recipient; raises not_found for anyone else. [nullable: post_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
+comment on function posthorn_api.message_status(bytea, uuid, uuid) is 'A receipt, for its sender and its recipient; raises not_found for anyone else. [nullable: conversation_id, post_id, group_id, reply_to, proposal_id, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
 
 create function posthorn_api.post_status(
   p_credential bytea,

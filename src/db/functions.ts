@@ -51,10 +51,10 @@ export interface GroupView {
 
 export interface MessageView {
   id: string;
-  conversationId: string;
+  conversationId: string | null;
   conversationKind: string;
   postId: string | null;
-  groupId: string;
+  groupId: string | null;
   senderAgentId: string;
   recipientAgentId: string;
   replyTo: string | null;
@@ -67,6 +67,26 @@ export interface MessageView {
   acknowledgedAt: Date | null;
   processedAt: Date | null;
   repliedAt: Date | null;
+}
+
+export interface ProposalView {
+  id: string;
+  kind: string;
+  state: string;
+  reason: string | null;
+  isAutomatic: boolean;
+  groupId: string | null;
+  conversationId: string | null;
+  proposerAgentId: string;
+  agentIds: string[];
+  name: string | null;
+  purpose: string | null;
+  projectBoundary: string | null;
+  durationHours: number | null;
+  heldMessages: number;
+  createdAt: Date;
+  expiresAt: Date;
+  decidedAt: Date | null;
 }
 
 // Schema posthorn_api
@@ -120,6 +140,19 @@ export async function agentStatus(db: Queryable, p: { credential: Buffer; agentI
   ]);
   const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.pending_messages as "pendingMessages", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
   return rows;
+}
+
+/** The owner says yes, perhaps with another name, purpose or duration in hours; what was held is queued. Raises already_decided with the state, expired, proposal_limit. */
+export async function approveProposal(db: Queryable, p: { credential: Buffer; proposalId: string; name?: string | null; purpose?: string | null; durationHours?: number | null }): Promise<ProposalView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_proposal_id', 'uuid', p.proposalId],
+    ['p_name', 'text', p.name],
+    ['p_purpose', 'text', p.purpose],
+    ['p_duration_hours', 'int4', p.durationHours],
+  ]);
+  const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.approve_proposal(${names}) f`, values);
+  return rows[0];
 }
 
 export interface AuthenticateRow {
@@ -182,6 +215,16 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
   return rows[0];
 }
 
+/** The owner says no; what was held is fenced, and the same agents cannot ask again for 24 hours. Raises already_decided with the state, expired. */
+export async function denyProposal(db: Queryable, p: { credential: Buffer; proposalId: string }): Promise<ProposalView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_proposal_id', 'uuid', p.proposalId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.deny_proposal(${names}) f`, values);
+  return rows[0];
+}
+
 /** Ends a batch of messages that are past their deadline; answers how many. Runs as the worker, who sees of all owners only what is due. */
 export async function expireMessages(db: Queryable, p: { limit: number }): Promise<number> {
   const { names, values } = bind([
@@ -189,6 +232,16 @@ export async function expireMessages(db: Queryable, p: { limit: number }): Promi
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.expire_messages(${names}) f`, values);
   return rows[0].value;
+}
+
+/** Lets a denied member set ask again before its 24 hours are over. */
+export async function liftDenial(db: Queryable, p: { credential: Buffer; proposalId: string }): Promise<ProposalView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_proposal_id', 'uuid', p.proposalId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.lift_denial(${names}) f`, values);
+  return rows[0];
 }
 
 /** Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. */
@@ -239,6 +292,27 @@ export async function listOwnerGroups(db: Queryable, p: { credential: Buffer }):
     ['p_credential', 'bytea', p.credential],
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.list_owner_groups(${names}) f`, values);
+  return rows;
+}
+
+/** What waits for the owner, oldest deadline first, then what was decided in the last 7 days. */
+export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; pendingOnly?: boolean | null }): Promise<ProposalView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_pending_only', 'bool', p.pendingOnly],
+  ]);
+  const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_owner_proposals(${names}) f`, values);
+  return rows;
+}
+
+/** Requests that the caller is a member of: pending ones and those decided in the last 7 days, or these ids whenever decided. */
+export async function listProposals(db: Queryable, p: { credential: Buffer; agentId?: string | null; ids?: (string | null)[] | null }): Promise<ProposalView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+    ['p_ids', 'uuid[]', p.ids],
+  ]);
+  const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
   return rows;
 }
 
@@ -316,9 +390,10 @@ export interface PlanSendsRow {
   groupId: string | null;
   generation: number | null;
   isPost: boolean;
+  isHeld: boolean;
   recipientAgentIds: string[];
 }
-/** What a pod must know before it seals: whose key, which container and which recipients. Decides nothing; without a group the item is sent unsealed and refused by name. */
+/** What a pod must know before it seals: whose key, which container and which recipients. Decides nothing; an item with no recipient is sent unsealed and refused by name. */
 export async function planSends(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; recipientAgentIds: (string | null)[]; groupIds: (string | null)[]; conversationIds: (string | null)[] }): Promise<PlanSendsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
@@ -327,7 +402,7 @@ export async function planSends(db: Queryable, p: { credentials: (Buffer | null)
     ['p_group_ids', 'uuid[]', p.groupIds],
     ['p_conversation_ids', 'uuid[]', p.conversationIds],
   ]);
-  const { rows } = await db.query(`select f.item, f.problem, f.owner_id as "ownerId", f.agent_id as "agentId", f.group_id as "groupId", f.generation, f.is_post as "isPost", f.recipient_agent_ids as "recipientAgentIds" from posthorn_api.plan_sends(${names}) f`, values);
+  const { rows } = await db.query(`select f.item, f.problem, f.owner_id as "ownerId", f.agent_id as "agentId", f.group_id as "groupId", f.generation, f.is_post as "isPost", f.is_held as "isHeld", f.recipient_agent_ids as "recipientAgentIds" from posthorn_api.plan_sends(${names}) f`, values);
   return rows;
 }
 
@@ -342,6 +417,29 @@ export async function postStatus(db: Queryable, p: { credential: Buffer; postId:
   return rows;
 }
 
+export interface ProposeCollaborationRow {
+  proposalId: string | null;
+  groupId: string | null;
+  replayed: boolean;
+}
+/** An agent asks the owner for a new, renewed or continued collaboration. Answers the request (an equal pending one as replayed), and the group where it is approved or there already. */
+export async function proposeCollaboration(db: Queryable, p: { credential: Buffer; kind: string; peerAgentIds?: (string | null)[] | null; name?: string | null; purpose?: string | null; projectBoundary?: string | null; durationHours?: number | null; groupId?: string | null; conversationId?: string | null; agentId?: string | null }): Promise<ProposeCollaborationRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_kind', 'text', p.kind],
+    ['p_peer_agent_ids', 'uuid[]', p.peerAgentIds],
+    ['p_name', 'text', p.name],
+    ['p_purpose', 'text', p.purpose],
+    ['p_project_boundary', 'text', p.projectBoundary],
+    ['p_duration_hours', 'int4', p.durationHours],
+    ['p_group_id', 'uuid', p.groupId],
+    ['p_conversation_id', 'uuid', p.conversationId],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f.proposal_id as "proposalId", f.group_id as "groupId", f.replayed from posthorn_api.propose_collaboration(${names}) f`, values);
+  return rows;
+}
+
 export interface ReadInboxRow {
   ownerId: string;
   seq: number;
@@ -349,6 +447,7 @@ export interface ReadInboxRow {
   ciphertext: Buffer;
   hasMore: boolean;
   pendingMessages: number;
+  holdId: string | null;
   id: string;
   conversationId: string;
   conversationKind: string;
@@ -375,7 +474,7 @@ export async function readInbox(db: Queryable, p: { credential: Buffer; after: n
     ['p_limit', 'int4', p.limit],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.owner_id as "ownerId", f.seq, f.sender_label as "senderLabel", f.ciphertext, f.has_more as "hasMore", f.pending_messages as "pendingMessages", f.id, f.conversation_id as "conversationId", f.conversation_kind as "conversationKind", f.post_id as "postId", f.group_id as "groupId", f.sender_agent_id as "senderAgentId", f.recipient_agent_id as "recipientAgentId", f.reply_to as "replyTo", f.proposal_id as "proposalId", f.state, f.created_at as "createdAt", f.expires_at as "expiresAt", f.delivered_at as "deliveredAt", f.admitted_at as "admittedAt", f.acknowledged_at as "acknowledgedAt", f.processed_at as "processedAt", f.replied_at as "repliedAt" from posthorn_api.read_inbox(${names}) f`, values);
+  const { rows } = await db.query(`select f.owner_id as "ownerId", f.seq, f.sender_label as "senderLabel", f.ciphertext, f.has_more as "hasMore", f.pending_messages as "pendingMessages", f.hold_id as "holdId", f.id, f.conversation_id as "conversationId", f.conversation_kind as "conversationKind", f.post_id as "postId", f.group_id as "groupId", f.sender_agent_id as "senderAgentId", f.recipient_agent_id as "recipientAgentId", f.reply_to as "replyTo", f.proposal_id as "proposalId", f.state, f.created_at as "createdAt", f.expires_at as "expiresAt", f.delivered_at as "deliveredAt", f.admitted_at as "admittedAt", f.acknowledged_at as "acknowledgedAt", f.processed_at as "processedAt", f.replied_at as "repliedAt" from posthorn_api.read_inbox(${names}) f`, values);
   return rows;
 }
 
@@ -486,8 +585,8 @@ export interface SendMessagesRow {
   createdAt: Date | null;
   expiresAt: Date | null;
 }
-/** Sends a batch: parallel arrays of items, and of copies that name their item by position. One outcome each: queued, replayed, stale_plan (plan and seal again), or the code of a refusal. The same function with arrays of one serves psql. */
-export async function sendMessages(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; keys: (string | null)[]; fingerprints: (Buffer | null)[]; recipientAgentIds: (string | null)[]; groupIds: (string | null)[]; conversationIds: (string | null)[]; repliesTo: (string | null)[]; sensitive: (boolean | null)[]; plannedGroupIds: (string | null)[]; plannedGenerations: (number | null)[]; postIds: (string | null)[]; copyItems: (number | null)[]; copyRecipients: (string | null)[]; copyMessageIds: (string | null)[]; copyCiphertexts: (Buffer | null)[] }): Promise<SendMessagesRow[]> {
+/** Sends a batch: parallel arrays of items, and of copies that name their item by position. One outcome each: queued, held (behind the request in detail), replayed, stale_plan (plan and seal again), or the code of a refusal. The same function with arrays of one serves psql. */
+export async function sendMessages(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; keys: (string | null)[]; fingerprints: (Buffer | null)[]; recipientAgentIds: (string | null)[]; groupIds: (string | null)[]; conversationIds: (string | null)[]; repliesTo: (string | null)[]; purposes: (string | null)[]; names: (string | null)[]; durationsHours: (number | null)[]; sensitive: (boolean | null)[]; plannedGroupIds: (string | null)[]; plannedGenerations: (number | null)[]; holdIds: (string | null)[]; postIds: (string | null)[]; copyItems: (number | null)[]; copyRecipients: (string | null)[]; copyMessageIds: (string | null)[]; copyCiphertexts: (Buffer | null)[] }): Promise<SendMessagesRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
     ['p_agent_ids', 'uuid[]', p.agentIds],
@@ -497,9 +596,13 @@ export async function sendMessages(db: Queryable, p: { credentials: (Buffer | nu
     ['p_group_ids', 'uuid[]', p.groupIds],
     ['p_conversation_ids', 'uuid[]', p.conversationIds],
     ['p_replies_to', 'uuid[]', p.repliesTo],
+    ['p_purposes', 'text[]', p.purposes],
+    ['p_names', 'text[]', p.names],
+    ['p_durations_hours', 'int4[]', p.durationsHours],
     ['p_sensitive', 'bool[]', p.sensitive],
     ['p_planned_group_ids', 'uuid[]', p.plannedGroupIds],
     ['p_planned_generations', 'int4[]', p.plannedGenerations],
+    ['p_hold_ids', 'uuid[]', p.holdIds],
     ['p_post_ids', 'uuid[]', p.postIds],
     ['p_copy_items', 'int4[]', p.copyItems],
     ['p_copy_recipients', 'uuid[]', p.copyRecipients],
