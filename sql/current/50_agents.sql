@@ -23,7 +23,7 @@ create function posthorn_impl.view_agents(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
          array(
@@ -53,7 +53,7 @@ create function posthorn_api.register_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
@@ -120,7 +120,7 @@ create function posthorn_api.list_agents(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
@@ -145,7 +145,7 @@ create function posthorn_api.list_owner_agents(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -170,7 +170,7 @@ create function posthorn_api.agent_status(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity;
@@ -198,7 +198,7 @@ create function posthorn_impl.count_pending(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select b.unfenced - (
            -- counted only where there is mail: past its deadline it is no longer pending, swept or not
@@ -217,7 +217,7 @@ create function posthorn_impl.end_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz;
@@ -260,7 +260,7 @@ create function posthorn_api.revoke_own_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
@@ -279,7 +279,7 @@ create function posthorn_api.revoke_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -301,7 +301,7 @@ create function posthorn_api.restore_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);

@@ -56,7 +56,7 @@ create function posthorn_impl.address_sends(
 language plpgsql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 rows 50
 as $$
@@ -149,7 +149,7 @@ create function posthorn_api.plan_sends(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -188,7 +188,7 @@ create function posthorn_impl.apply_sends(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 rows 50
 as $$
@@ -344,7 +344,7 @@ create function posthorn_impl.note_posts(
 language plpgsql
 stable
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 rows 1
 as $$
 declare
@@ -402,7 +402,7 @@ create function posthorn_api.send_messages(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
