@@ -658,117 +658,117 @@ create view ops.tables with (security_invoker=true) (
 ); -- of posthorn_engine
 
 create function ops.act_as_owner(p_owner_id uuid) returns bytea
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_prover
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function ops.add_ring_key(p_ring_key_id text, p_proof bytea) returns void
-  language sql volatile security definer set search_path=""; -- of posthorn_engine
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.create_owner(p_label text, p_ring_key_id text, p_wrapped_key bytea, p_id uuid DEFAULT NULL::uuid) returns uuid
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.list_owners() returns TABLE(id uuid, label text, created_at timestamp with time zone)
-  language sql stable security definer set search_path=""; -- of posthorn_prover
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function ops.set_limit(p_name text, p_value bigint) returns bigint
-  language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn.make_id() returns uuid
-  language sql volatile security invoker set search_path=""; -- of posthorn_owner
+  language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
-create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, wake_number integer)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, pending_proposals integer, wake_number integer)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id uuid, p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, kind text, scopes text[])
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.expire_messages(p_limit integer) returns integer
-  language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.group_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mint_child_connection(p_credential bytea, p_agent_id uuid, p_label text, p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_key(p_credential bytea) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_settings(p_credential bytea) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.pair_device(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea) returns posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[]) returns TABLE(item integer, problem text, owner_id uuid, agent_id uuid, group_id uuid, generation integer, is_post boolean, is_held boolean, recipient_agent_ids uuid[])
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.message_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.restore_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.agent_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.agent_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_connection(p_credential bytea, p_connection_id uuid) returns posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_group(p_credential bytea, p_group_id uuid) returns posthorn_impl.group_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_own_agent(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.ring_keys() returns TABLE(ring_key_id text, proof bytea)
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.rotate_connection(p_credential bytea, p_connection_id uuid, p_credential_hash bytea) returns posthorn_impl.connection_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uuid[], p_keys text[], p_fingerprints bytea[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[], p_replies_to uuid[], p_purposes text[], p_names text[], p_durations_hours integer[], p_sensitive boolean[], p_planned_group_ids uuid[], p_planned_generations integer[], p_hold_ids uuid[], p_post_ids uuid[], p_copy_items integer[], p_copy_recipients uuid[], p_copy_message_ids uuid[], p_copy_ciphertexts bytea[]) returns TABLE(item integer, outcome text, detail jsonb, conversation_id uuid, conversation_kind text, group_id uuid, post_id uuid, message_ids uuid[], created_at timestamp with time zone, expires_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, outcome text, detail jsonb, group_id uuid, generation integer, group_expires_at timestamp with time zone, recipient_agent_id uuid, agent_low uuid, agent_high uuid, conversation_id uuid, conversation_room bigint, hold_kind text)
-  language plpgsql stable security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.agents_of_proposals(p_owner_id integer, p_proposal_ids uuid[]) returns uuid[]
   language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_copies posthorn_impl.send_copy[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals) returns boolean
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
-  language sql volatile security invoker set search_path=""; -- of posthorn_engine
+  language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns uuid[]
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(message_id uuid)
@@ -776,71 +776,71 @@ create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) re
 create function posthorn_impl.hold_send(p_item posthorn_impl.send_item, p_copy posthorn_impl.send_copy) returns posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_connection(p_credential bytea) returns posthorn_impl.proven
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_owner(p_credential bytea) returns posthorn_impl.proven
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_connection(p_actor posthorn_impl.proven, p_kind text, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone, p_parent_connection_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns uuid
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_group(p_actor posthorn_impl.proven, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_agent_ids uuid[]) returns uuid
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.limit_value(p_name text) returns bigint
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes(p_owner_id integer, p_agent_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_ids uuid[]) returns void
-  language plpgsql volatile security definer set search_path="" set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
-  language plpgsql stable security invoker set search_path=""; -- of posthorn_engine
+  language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer) returns TABLE(proposal posthorn.proposals, is_new boolean)
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns posthorn.proposals
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
-  language sql immutable security invoker set search_path=""; -- of posthorn_engine
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_prover
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.proved_owners() returns integer[]
-  language plpgsql stable security definer set search_path=""; -- of posthorn_prover
+  language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
-  language sql volatile security definer set search_path=""; -- of posthorn_engine
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
-  language plpgsql volatile security invoker set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.sign_proof(p_subject text) returns text
-  language sql stable security definer set search_path=""; -- of posthorn_prover
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids uuid[]) returns SETOF posthorn.messages
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_agents(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.agent_view
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.connection_view
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_groups(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.group_view
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_messages(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.message_view
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_proposals(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.proposal_view
   language sql stable security definer set search_path=""; -- of posthorn_engine
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
 grant execute on function ops.add_ring_key(text,bytea) to posthorn_admin;

@@ -23,6 +23,7 @@ export const ERRORS = {
   owner_suspended: { status: 403, retryable: false, message: 'The owner of this connection is suspended.' },
   group_unauthorized: { status: 403, retryable: false, message: 'The collaboration has expired or was revoked.' },
   not_found: { status: 404, retryable: false, message: 'There is no such thing, or it is not yours to see.' },
+  expired: { status: 410, retryable: false, message: 'The request has expired.' },
   idempotency_conflict: { status: 409, retryable: false, message: 'This idempotency key was used for other content.' },
   conversation_capped: {
     status: 409,
@@ -34,6 +35,15 @@ export const ERRORS = {
     retryable: false,
     message: 'The collaboration was renewed: continue in its new conversation.',
   },
+  proposal_limit: { status: 409, retryable: true, message: 'Too many requests wait for the owner.' },
+  recently_denied: { status: 409, retryable: false, message: 'The owner denied this within the last 24 hours.' },
+  not_capped: { status: 409, retryable: false, message: 'The conversation still has posts left.' },
+  renewal_not_open: {
+    status: 409,
+    retryable: false,
+    message: 'Renewal opens 48 hours before the end and closes 7 days after it.',
+  },
+  already_decided: { status: 409, retryable: false, message: 'The request was decided before.' },
   queue_full: { status: 409, retryable: true, message: 'An inbox is full until its agent acknowledges mail.' },
   group_required: {
     status: 409,
@@ -46,6 +56,11 @@ export const ERRORS = {
     message: 'The recipient cannot be reached through a collaboration.',
   },
   payload_too_large: { status: 413, retryable: false, message: 'The request body is larger than 1 MiB.' },
+  purpose_required: {
+    status: 422,
+    retryable: false,
+    message: 'No collaboration carries this: say what it is for in purpose, and the owner is asked.',
+  },
   sensitive_content: {
     status: 422,
     retryable: false,
@@ -69,6 +84,16 @@ export const SQLSTATES: Record<string, ErrorCode> = {
   MHSUS: 'owner_suspended',
   MHNFD: 'not_found',
   MHLIM: 'invalid_request',
+  MHGUN: 'group_unauthorized',
+  MHFRZ: 'conversation_frozen',
+  MHCAP: 'conversation_capped',
+  MHPUR: 'purpose_required',
+  MHPLM: 'proposal_limit',
+  MHDEN: 'recently_denied',
+  MHNCP: 'not_capped',
+  MHRNO: 'renewal_not_open',
+  MHADC: 'already_decided',
+  MHEXP: 'expired',
 };
 
 /** Facts for the caller beside the code, such as `fields` or `retry_after`; never content. */

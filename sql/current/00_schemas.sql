@@ -15,7 +15,7 @@ create function posthorn_impl.clock() returns timestamptz
 language sql
 volatile
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select pg_catalog.clock_timestamp()
 $$;
@@ -29,7 +29,7 @@ create function posthorn_impl.refuse(
 language plpgsql
 volatile
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_sqlstate text := case p_code

@@ -30,7 +30,7 @@ create function posthorn_impl.sign_proof(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   -- the transaction's start and the backend bind a signature to this transaction
   select encode(sha256(k.outer_pad || sha256(k.inner_pad || convert_to(
@@ -45,7 +45,7 @@ create function posthorn_impl.prove(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
@@ -76,7 +76,7 @@ create function posthorn_impl.proved_owners() returns int[]
 language plpgsql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proof text := current_setting('posthorn.proof', true);
@@ -95,7 +95,7 @@ create function ops.act_as_owner(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_owner_id int;
@@ -117,7 +117,7 @@ create function ops.list_owners() returns table (
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select o.id, o.label, o.created_at from posthorn.owners o order by o.owner_id
 $$;
@@ -136,7 +136,7 @@ create function posthorn_impl.identify(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -170,7 +170,7 @@ create function posthorn_impl.identify_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_identity posthorn_impl.identity;
@@ -189,7 +189,7 @@ create function posthorn_impl.identify_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proven posthorn_impl.proven;
@@ -211,7 +211,7 @@ create function posthorn_impl.identify_owner(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proven posthorn_impl.proven;
@@ -238,7 +238,7 @@ create function posthorn_api.authenticate(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proven posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);

@@ -6,7 +6,7 @@ create function posthorn_impl.limit_value(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select l.value from posthorn.limits l where l.name = p_name
 $$;
@@ -22,7 +22,7 @@ create function posthorn_impl.record_act(
 language sql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   insert into posthorn.audit_entries (owner_id, act, connection_id, agent_id, subject_id, occurred_at)
   values (p_actor.owner_id, p_act, p_actor.connection_id, p_agent_id, p_subject_id, p_now)
@@ -35,7 +35,7 @@ create function posthorn_impl.lock_owner(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform 1 from posthorn.owners o where o.owner_id = p_owner_id for no key update;
@@ -54,7 +54,7 @@ create function posthorn_api.owner_settings(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -80,7 +80,7 @@ create function posthorn_api.change_owner_settings(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -104,7 +104,7 @@ create function posthorn_api.owner_key(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proven posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
@@ -124,7 +124,7 @@ create function posthorn_api.ring_keys() returns table (
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select k.ring_key_id, k.proof from posthorn.ring_keys k order by k.created_at
 $$;
@@ -139,7 +139,7 @@ create function ops.add_ring_key(
 language sql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   insert into posthorn.ring_keys (ring_key_id, proof, created_at)
   values (p_ring_key_id, p_proof, posthorn_impl.clock())
@@ -156,7 +156,7 @@ create function ops.create_owner(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_owner_id int := nextval(pg_get_serial_sequence('posthorn.owners', 'owner_id'));
@@ -178,7 +178,7 @@ create function ops.set_limit(
 language plpgsql
 volatile
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   update posthorn.limits l set value = p_value where l.name = p_name;

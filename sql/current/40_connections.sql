@@ -20,7 +20,7 @@ create function posthorn_impl.view_connections(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select c.connection_id, c.kind, c.label, c.scopes, c.parent_connection_id, c.agent_id, c.created_at,
          nullif(c.expires_at, 'infinity'), c.last_used_at, c.revoked_at
@@ -36,7 +36,7 @@ create function posthorn_impl.tg_connections__move_reach() returns trigger
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   update posthorn.agents a
@@ -60,7 +60,7 @@ create function posthorn_impl.insert_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz;
@@ -93,7 +93,7 @@ create function posthorn_api.create_service_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -113,7 +113,7 @@ create function posthorn_api.pair_device(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -135,7 +135,7 @@ create function posthorn_api.mint_child_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_parent posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
@@ -181,7 +181,7 @@ create function posthorn_api.rotate_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -212,7 +212,7 @@ create function posthorn_api.list_connections(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -227,7 +227,7 @@ create function posthorn_api.touch_connections(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();

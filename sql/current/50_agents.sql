@@ -23,7 +23,7 @@ create function posthorn_impl.view_agents(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
          array(
@@ -53,7 +53,7 @@ create function posthorn_api.register_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
@@ -120,7 +120,7 @@ create function posthorn_api.list_agents(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
@@ -145,7 +145,7 @@ create function posthorn_api.list_owner_agents(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -165,12 +165,13 @@ create function posthorn_api.agent_status(
   agent_id uuid,
   discoverable_agents int,
   pending_messages int,
+  pending_proposals int,
   wake_number int
 )
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity;
@@ -186,6 +187,9 @@ begin
          v_me.agent_id,
          (select count(*)::int from posthorn.agents a where a.owner_id = v_me.owner_id and a.revoked_at is null and a.agent_id is distinct from v_me.agent_id),
          coalesce(posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), 0),
+         (select count(*)::int
+            from posthorn.proposals p
+           where p.owner_id = v_me.owner_id and p.state = 'pending' and p.expires_at > v_now and p.agent_ids @> array[v_me.agent_id]),
          (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and b.agent_id = v_me.agent_id);
 end $$;
 comment on function posthorn_api.agent_status(bytea, uuid) is 'Counts that an agent asks for every turn; without an agent yet, agent_id is null. [nullable: agent_id, wake_number]';
@@ -198,7 +202,7 @@ create function posthorn_impl.count_pending(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select b.unfenced - (
            -- counted only where there is mail: past its deadline it is no longer pending, swept or not
@@ -217,7 +221,7 @@ create function posthorn_impl.end_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz;
@@ -274,7 +278,7 @@ create function posthorn_api.revoke_own_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
@@ -293,7 +297,7 @@ create function posthorn_api.revoke_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -315,7 +319,7 @@ create function posthorn_api.restore_agent(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);

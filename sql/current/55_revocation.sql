@@ -8,7 +8,7 @@ create function posthorn_api.revoke_connection(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);

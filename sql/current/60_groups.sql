@@ -20,7 +20,7 @@ create function posthorn_impl.view_groups(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select g.group_id, g.name, g.purpose, g.project_boundary, g.generation,
          case when g.revoked_at is not null then 'revoked' when g.expires_at <= p_now then 'expired' else 'active' end,
@@ -40,7 +40,7 @@ create function posthorn_impl.lock_groups(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform 1
@@ -59,7 +59,7 @@ create function posthorn_impl.lock_groups_of(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_groups uuid[] := array(
@@ -77,7 +77,7 @@ create function posthorn_impl.unfenced_in_groups(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   -- at most a full inbox for each member; an owner's revocations are rare, an index for them would
   -- be paid by every send
@@ -101,7 +101,7 @@ create function posthorn_impl.insert_group(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz;
@@ -144,7 +144,7 @@ create function posthorn_api.create_group(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -163,7 +163,7 @@ create function posthorn_api.renew_group(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -205,7 +205,7 @@ create function posthorn_impl.close_groups(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_messages uuid[] := array(select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, p_group_ids) m);
@@ -231,7 +231,7 @@ create function posthorn_api.revoke_group(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -255,7 +255,7 @@ create function posthorn_api.list_owner_groups(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -275,7 +275,7 @@ create function posthorn_api.list_groups(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);

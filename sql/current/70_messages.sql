@@ -30,7 +30,7 @@ create function posthorn_impl.present_state(
 language sql
 immutable
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select case when p_state in ('held', 'queued', 'delivered') and p_expires_at <= p_now then 'expired' else p_state end
 $$;
@@ -45,7 +45,7 @@ create function posthorn_impl.view_messages(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select m.message_id, m.conversation_id, coalesce(c.kind, 'pair'), m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          posthorn_impl.present_state(m.state, m.expires_at, p_now), m.created_at, m.expires_at,
@@ -63,7 +63,7 @@ create function posthorn_impl.wake(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_payload text;
@@ -91,7 +91,7 @@ create function posthorn_impl.advance_messages(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -177,7 +177,7 @@ create function posthorn_impl.lock_mailboxes_of(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 begin
@@ -203,7 +203,7 @@ create function posthorn_impl.end_messages(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   if cardinality(p_message_ids) > 0 then
@@ -248,7 +248,7 @@ create function posthorn_api.read_inbox(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -317,7 +317,7 @@ create function posthorn_api.advance_receipts(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -365,7 +365,7 @@ create function posthorn_api.message_status(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
@@ -389,7 +389,7 @@ create function posthorn_api.post_status(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);

@@ -63,7 +63,7 @@ create function posthorn_impl.address_sends(
 language plpgsql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 rows 50
 as $$
@@ -193,7 +193,7 @@ create function posthorn_api.plan_sends(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
@@ -232,7 +232,7 @@ create function posthorn_impl.apply_sends(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 rows 50
 as $$
@@ -382,7 +382,7 @@ create function posthorn_impl.note_posts(
 language plpgsql
 stable
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 rows 1
 as $$
 declare
@@ -511,7 +511,7 @@ create function posthorn_api.send_messages(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column

@@ -21,7 +21,7 @@ create function posthorn_impl.expire_owners_messages(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 as $$
 declare
@@ -52,7 +52,7 @@ create function posthorn_api.expire_messages(
 language plpgsql
 volatile
 security invoker
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();

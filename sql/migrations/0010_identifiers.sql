@@ -6,7 +6,7 @@ create function posthorn.make_id() returns uuid
 language sql
 volatile
 parallel safe
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   -- 48 bits of milliseconds over a random UUID, then bits 52 and 53 turn version 4 into 7
   select encode(

@@ -10,7 +10,8 @@ export interface OwnerKeys {
 /** What a sealed copy is bound to: a ciphertext moved to another row does not open. */
 export interface SealBinding {
   ownerId: string;
-  containerKind: 'group';
+  /** The group; or for a held message the hold that the pod made for it, kept for life. */
+  containerKind: 'group' | 'hold';
   containerId: string;
   senderAgentId: string;
   recipientAgentId: string;

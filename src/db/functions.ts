@@ -130,6 +130,7 @@ export interface AgentStatusRow {
   agentId: string | null;
   discoverableAgents: number;
   pendingMessages: number;
+  pendingProposals: number;
   wakeNumber: number | null;
 }
 /** Counts that an agent asks for every turn; without an agent yet, agent_id is null. */
@@ -138,7 +139,7 @@ export async function agentStatus(db: Queryable, p: { credential: Buffer; agentI
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.pending_messages as "pendingMessages", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
+  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.pending_messages as "pendingMessages", f.pending_proposals as "pendingProposals", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
   return rows;
 }
 

@@ -24,6 +24,10 @@ export interface Send {
   groupId: string | null;
   conversationId: string | null;
   replyTo: string | null;
+  /** For a peer that no collaboration reaches: what the owner is asked. */
+  purpose: string | null;
+  name: string | null;
+  durationHours: number | null;
   body: string;
   /** Whether the sensitive-content check found something; the owner's setting decides in the database. */
   isSensitive: boolean;
@@ -42,6 +46,7 @@ interface SealedSend {
   send: Send;
   plan: Plan;
   fingerprint: Buffer;
+  holdId: string | null;
   postId: string | null;
   copies: { recipientAgentId: string; messageId: string; ciphertext: Buffer }[];
 }
@@ -50,7 +55,7 @@ export interface SendLane {
   /**
    * Sends one message or post.
    *
-   * @returns the outcome that the database decided: queued, replayed or the code of a refusal
+   * @returns the outcome that the database decided: queued, held, replayed or the code of a refusal
    * @throws PosthornError for what is wrong with the caller, and `unavailable`
    */
   send(send: Send): Promise<SendOutcome>;
@@ -81,8 +86,8 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
     const { problem, ...row } = await planLane.submit(send);
     if (problem) throw new PosthornError(problem as PosthornError['code']);
     const plan = row as Plan;
-    // an item without a group will be refused by name; the next one may fare better
-    if (plan.groupId) remember(cacheKey, plan);
+    // what is refused or held now may fare better next time
+    if (plan.groupId && !plan.isHeld) remember(cacheKey, plan);
     return plan;
   }
 
@@ -125,26 +130,23 @@ function laneOf(groupId: string | null): number {
 
 function sealSend(send: Send, plan: Plan, keys: Awaited<ReturnType<OwnerKeysOf>>): SealedSend {
   const { groupId, agentId: senderAgentId, ownerId } = plan;
-  const recipients = groupId === null ? [] : plan.recipientAgentIds;
-  const copies = recipients.map((recipientAgentId) => {
-    const messageId = makeId();
-    const binding = {
-      ownerId,
-      containerKind: 'group' as const,
-      containerId: groupId!,
-      senderAgentId,
-      recipientAgentId,
-      messageId,
-    };
-    return { recipientAgentId, messageId, ciphertext: seal(keys, binding, send.body) };
-  });
-  return {
-    send,
-    plan,
-    fingerprint: fingerprint(keys, send.act),
-    postId: plan.isPost && copies.length > 0 ? makeId() : null,
-    copies,
-  };
+  const holdId = plan.isHeld ? makeId() : null;
+  const container =
+    holdId !== null
+      ? { containerKind: 'hold' as const, containerId: holdId }
+      : groupId !== null
+        ? { containerKind: 'group' as const, containerId: groupId }
+        : null;
+  const copies =
+    container === null
+      ? []
+      : plan.recipientAgentIds.map((recipientAgentId) => {
+          const messageId = makeId();
+          const binding = { ownerId, ...container, senderAgentId, recipientAgentId, messageId };
+          return { recipientAgentId, messageId, ciphertext: seal(keys, binding, send.body) };
+        });
+  const postId = plan.isPost && copies.length > 0 ? makeId() : null;
+  return { send, plan, fingerprint: fingerprint(keys, send.act), holdId, postId, copies };
 }
 
 async function runPlans(db: Queryable, sends: Send[]): Promise<PlanSendsRow[]> {
@@ -168,9 +170,13 @@ async function runSends(db: Queryable, items: SealedSend[]): Promise<SendMessage
     groupIds: items.map(({ send }) => send.groupId),
     conversationIds: items.map(({ send }) => send.conversationId),
     repliesTo: items.map(({ send }) => send.replyTo),
+    purposes: items.map(({ send }) => send.purpose),
+    names: items.map(({ send }) => send.name),
+    durationsHours: items.map(({ send }) => send.durationHours),
     sensitive: items.map(({ send }) => send.isSensitive),
     plannedGroupIds: items.map(({ plan }) => plan.groupId),
     plannedGenerations: items.map(({ plan }) => plan.generation),
+    holdIds: items.map((item) => item.holdId),
     postIds: items.map((item) => item.postId),
     copyItems: copies.map((copy) => copy.item),
     copyRecipients: copies.map((copy) => copy.recipientAgentId),

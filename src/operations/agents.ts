@@ -4,13 +4,14 @@ import {
   agentStatus,
   listAgents,
   listGroups,
+  listProposals,
   mintChildConnection,
   registerAgent,
   revokeOwnAgent,
 } from '../db/functions.ts';
 import { agentId, decodeCursor, encodeCursor, id, line, pageAfter, pageLimit, time, UUID_PLACE } from './fields.ts';
 import { defineOperation } from './operation.ts';
-import { Agent, agentView, Group, groupView, Peer, peerView } from './views.ts';
+import { Agent, agentView, Group, groupView, Peer, Proposal, peerView, proposalView } from './views.ts';
 
 export const status = defineOperation({
   name: 'status',
@@ -43,7 +44,7 @@ export const status = defineOperation({
       live_peers: 0,
       discoverable_agents: row!.discoverableAgents,
       pending_messages: row!.pendingMessages,
-      pending_proposals: 0,
+      pending_proposals: row!.pendingProposals,
       presence_kind: null,
       webhook: null,
       owner_url: `${publicUrl}/owner`,
@@ -102,7 +103,7 @@ export const list = defineOperation({
   output: z.object({
     agents: z.array(Peer),
     groups: z.array(Group),
-    proposals: z.array(z.unknown()),
+    proposals: z.array(Proposal),
     next_cursor: z.string().nullable(),
   }),
   async run({ pool }, { credential }, input) {
@@ -110,8 +111,9 @@ export const list = defineOperation({
     const rows = await listAgents(pool, { credential, agentId: input.agent_id, after, limit: input.limit + 1 });
     const agents = rows.slice(0, input.limit).map(peerView);
     const groups = await listGroups(pool, { credential, agentId: input.agent_id, limit: 1_000 });
+    const proposals = await listProposals(pool, { credential, agentId: input.agent_id });
     const next = rows.length > input.limit ? encodeCursor('agents', agents.at(-1)!.id) : null;
-    return { agents, groups: groups.map(groupView), proposals: [], next_cursor: next };
+    return { agents, groups: groups.map(groupView), proposals: proposals.map(proposalView), next_cursor: next };
   },
 });
 

@@ -1,6 +1,7 @@
 import * as agents from './agents.ts';
 import * as messages from './messages.ts';
 import type { Operation } from './operation.ts';
+import * as proposals from './proposals.ts';
 
 /** Every operation of /messaging/v1, in the order in which an agent meets them. */
 export const OPERATIONS: Operation[] = [
@@ -11,6 +12,9 @@ export const OPERATIONS: Operation[] = [
   messages.receive,
   messages.acknowledge,
   messages.messageReceipt,
+  proposals.propose,
+  proposals.proposalStatus,
+  proposals.list,
   agents.groups,
   agents.revoke,
   agents.mintChild,

@@ -17,6 +17,7 @@ import {
   encodeCursor,
   id,
   idempotencyKey,
+  line,
   NUMBER_PLACE,
   pageAfter,
   pageLimit,
@@ -39,7 +40,8 @@ export const send = defineOperation({
   title: 'Send message',
   description:
     'Send to one agent (recipient_agent_id), post to a whole group (group_id alone) or go on in a conversation (conversation_id alone). ' +
-    'To answer, pass conversation_id and reply_to. Queued means stored, not read: see message_status.',
+    'To answer, pass conversation_id and reply_to. To a peer that shares no collaboration, add purpose: the message is held until the owner decides. ' +
+    'Queued means stored, not read: see message_status.',
   scope: 'messaging',
   effect: 'writes',
   routes: [{ method: 'POST', path: '/send' }],
@@ -52,6 +54,11 @@ export const send = defineOperation({
     conversation_id: id().optional(),
     reply_to: id().optional().describe('The message that you answer, as you received it'),
     body: paragraph(20_000),
+    purpose: paragraph(500)
+      .optional()
+      .describe('What the owner is asked, where no collaboration reaches the recipient'),
+    name: line(80).optional().describe('A name for that collaboration'),
+    duration_hours: z.int().min(1).max(720).optional(),
     idempotency_key: idempotencyKey(),
   }),
   output: sent,
@@ -68,10 +75,13 @@ export const send = defineOperation({
       groupId: input.group_id ?? null,
       conversationId: input.conversation_id ?? null,
       replyTo: input.reply_to ?? null,
+      purpose: input.purpose ?? null,
+      name: input.name ?? null,
+      durationHours: input.duration_hours ?? null,
       body: input.body,
       isSensitive: finding !== null,
     });
-    if (outcome.outcome === 'queued') return queued(outcome, input.reply_to ?? null);
+    if (outcome.outcome === 'queued' || outcome.outcome === 'held') return stored(outcome, input.reply_to ?? null);
     if (outcome.outcome === 'replayed') return await replayed(services, caller, input.agent_id, outcome);
     throw new PosthornError(outcome.outcome as PosthornError['code'], {
       ...(outcome.detail as Record<string, unknown> | null),
@@ -81,19 +91,23 @@ export const send = defineOperation({
 });
 
 /** The receipt of what was just stored; all of it is known without reading it back. */
-function queued(outcome: SendOutcome, replyTo: string | null): z.output<typeof sent> {
+function stored(outcome: SendOutcome, replyTo: string | null): z.output<typeof sent> {
+  const { proposal_id: proposalId = null, auto_approved: autoApproved } = (outcome.detail ?? {}) as {
+    proposal_id?: string;
+    auto_approved?: true;
+  };
   const copies = outcome.recipientAgentIds.map((recipientAgentId, index) =>
     messageView({
       id: outcome.messageIds![index]!,
-      conversationId: outcome.conversationId!,
+      conversationId: outcome.conversationId,
       conversationKind: outcome.conversationKind!,
       postId: outcome.postId,
-      groupId: outcome.groupId!,
+      groupId: outcome.groupId,
       senderAgentId: outcome.senderAgentId,
       recipientAgentId,
       replyTo,
-      proposalId: null,
-      state: 'queued',
+      proposalId,
+      state: outcome.outcome,
       createdAt: outcome.createdAt!,
       expiresAt: outcome.expiresAt!,
       deliveredAt: null,
@@ -103,7 +117,8 @@ function queued(outcome: SendOutcome, replyTo: string | null): z.output<typeof s
       repliedAt: null,
     }),
   );
-  return outcome.postId === null ? copies[0]! : postView(outcome.postId, copies);
+  const receipt = outcome.postId === null ? copies[0]! : postView(outcome.postId, copies);
+  return autoApproved ? { ...receipt, auto_approved: true } : receipt;
 }
 
 /** The first receipt again, in its present state. */
@@ -217,8 +232,9 @@ async function readPage(
 function sealBinding(row: ReadInboxRow) {
   return {
     ownerId: row.ownerId,
-    containerKind: 'group' as const,
-    containerId: row.groupId,
+    ...(row.holdId === null
+      ? { containerKind: 'group' as const, containerId: row.groupId }
+      : { containerKind: 'hold' as const, containerId: row.holdId }),
     senderAgentId: row.senderAgentId,
     recipientAgentId: row.recipientAgentId,
     messageId: row.id,

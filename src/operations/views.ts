@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { AgentView, GroupView, MessageView } from '../db/functions.ts';
+import type { AgentView, GroupView, MessageView, ProposalView } from '../db/functions.ts';
 import { id, time } from './fields.ts';
 
 // What leaves the doors: snake_case, times in RFC 3339 UTC.
@@ -37,7 +37,7 @@ export const Group = z.object({
 
 export const Message = z.object({
   id: id(),
-  conversation_id: id(),
+  conversation_id: idOrNull(),
   conversation_kind: z.enum(['pair', 'group']),
   post_id: idOrNull(),
   group_id: idOrNull(),
@@ -57,7 +57,7 @@ export const Message = z.object({
 
 export const Post = z.object({
   post_id: id(),
-  conversation_id: id(),
+  conversation_id: idOrNull(),
   conversation_kind: z.enum(['pair', 'group']),
   group_id: idOrNull(),
   sender_agent_id: id(),
@@ -72,8 +72,27 @@ export const Post = z.object({
 export const MessageOrPost = z.object({
   ...Post.partial().shape,
   ...Message.partial().shape,
-  conversation_id: id(),
+  conversation_id: Message.shape.conversation_id,
   state: Message.shape.state,
+});
+
+export const Proposal = z.object({
+  id: id(),
+  kind: z.enum(['new', 'renew', 'continue']),
+  state: z.enum(['pending', 'approved', 'denied', 'expired']),
+  reason: z.string().nullable(),
+  group_id: idOrNull(),
+  conversation_id: idOrNull(),
+  proposer_agent_id: id(),
+  agent_ids: z.array(id()),
+  name: z.string().nullable(),
+  purpose: z.string().nullable(),
+  project_boundary: z.string().nullable(),
+  duration_hours: z.int().nullable(),
+  held_messages: z.int(),
+  created_at: time(),
+  expires_at: time(),
+  decided_at: timeOrNull(),
 });
 
 const iso = (value: Date | null): string | null => value?.toISOString() ?? null;
@@ -131,6 +150,27 @@ export function messageView(row: MessageView): z.infer<typeof Message> {
     acknowledged_at: iso(row.acknowledgedAt),
     processed_at: iso(row.processedAt),
     replied_at: iso(row.repliedAt),
+  };
+}
+
+export function proposalView(row: ProposalView): z.infer<typeof Proposal> {
+  return {
+    id: row.id,
+    kind: row.kind as z.infer<typeof Proposal>['kind'],
+    state: row.state as z.infer<typeof Proposal>['state'],
+    reason: row.reason,
+    group_id: row.groupId,
+    conversation_id: row.conversationId,
+    proposer_agent_id: row.proposerAgentId,
+    agent_ids: row.agentIds,
+    name: row.name,
+    purpose: row.purpose,
+    project_boundary: row.projectBoundary,
+    duration_hours: row.durationHours,
+    held_messages: row.heldMessages,
+    created_at: row.createdAt.toISOString(),
+    expires_at: row.expiresAt.toISOString(),
+    decided_at: iso(row.decidedAt),
   };
 }
 

@@ -1,0 +1,159 @@
+import { Readable } from 'node:stream';
+import {
+  createMcpHandler,
+  type McpRequestContext,
+  ProtocolError,
+  ProtocolErrorCode,
+  Server,
+} from '@modelcontextprotocol/server';
+import type { Context, Middleware } from 'koa';
+import type { Logger } from 'pino';
+import { agentStatus, authenticate } from '../db/functions.ts';
+import { PosthornError, toPosthornError } from '../errors.ts';
+import { type Bearer, namedForDevice, readBearer } from '../http/bearer.ts';
+import { readJsonObject } from '../http/json-body.ts';
+import type { Operation, Services } from '../operations/operation.ts';
+import { parseInput } from '../operations/parse-input.ts';
+import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
+import { INSTRUCTIONS, operationOf, SERVER_INFO, TOOLS } from './tools.ts';
+
+/** How long a client may keep the list of tools, in milliseconds. */
+const LIST_TTL_MS = 300_000;
+
+interface EndpointOptions {
+  publicUrl: () => string;
+  log: Logger;
+  /** Aborts when the pod stops: waiting calls then answer at once with what they have. */
+  draining: AbortSignal;
+}
+
+/** Who makes one HTTP request; scopes are null while the owner is suspended, which each operation says itself. */
+interface McpCaller {
+  bearer: Bearer;
+  requestId: string;
+  scopes: string[] | null;
+}
+
+/**
+ * MCP over streamable HTTP, for clients of the 2026-07-28 revision and for those that begin with `initialize`. Every
+ * request stands alone, and is authenticated alone: no session is ever made, so any pod answers any request and a
+ * revoked credential ends with the call before.
+ */
+export function createMcpEndpoint(services: Services, options: EndpointOptions): Middleware {
+  const handler = createMcpHandler((context) => createServer(services, options, context), {
+    onerror: (err) => options.log.debug({ err }, 'mcp request refused'),
+  });
+  return async function answerMcp(ctx) {
+    const foreign = foreignHeader(ctx, options.publicUrl());
+    if (foreign) return refuse(ctx, 403, `The ${foreign} header names another site.`);
+    if (ctx.method !== 'POST') {
+      ctx.set('Allow', 'POST');
+      return refuse(ctx, 405, 'Only POST: this server keeps no sessions and no streams.');
+    }
+    const caller = await identify(services, ctx);
+    const parsedBody = await readJsonObject(ctx.req);
+    const gone = whenGone(ctx);
+    // an event stream has no end of its own that a pod could wait for
+    const signal = parsedBody.method === 'subscriptions/listen' ? AbortSignal.any([gone, options.draining]) : gone;
+    const headers = new Headers(Object.entries(ctx.headers) as [string, string][]);
+    const request = new Request(new URL('/mcp', options.publicUrl()), { method: 'POST', headers, signal });
+    const authInfo = { token: '', clientId: '', scopes: [], extra: { caller } };
+    await respond(ctx, await handler.fetch(request, { authInfo, parsedBody }));
+  };
+}
+
+/** The name of a header that a page of another site, or a name rebound to this address, would send. */
+function foreignHeader(ctx: Context, publicUrl: string): 'Host' | 'Origin' | undefined {
+  const own = [new URL(publicUrl).hostname, 'localhost', '127.0.0.1', '[::1]'];
+  const isOwn = (url: string) => URL.canParse(url) && own.includes(new URL(url).hostname);
+  if (!isOwn(`http://${ctx.get('host')}`)) return 'Host';
+  const origin = ctx.get('origin');
+  return origin === '' || isOwn(origin) ? undefined : 'Origin';
+}
+
+async function identify({ pool }: Services, ctx: Context): Promise<McpCaller> {
+  const bearer = readBearer(ctx.req);
+  if (!bearer) throw new PosthornError('unauthorized');
+  const { requestId } = ctx.state;
+  try {
+    const [connection] = await authenticate(pool, { credential: bearer.credential });
+    return { bearer, requestId, scopes: connection!.scopes };
+  } catch (error) {
+    if (toPosthornError(error).code === 'owner_suspended') return { bearer, requestId, scopes: null };
+    throw namedForDevice(error, bearer);
+  }
+}
+
+function createServer(services: Services, options: EndpointOptions, { authInfo }: McpRequestContext): Server {
+  const caller = authInfo!.extra!.caller as McpCaller;
+  const server = new Server(SERVER_INFO, {
+    capabilities: { tools: {} },
+    instructions: INSTRUCTIONS,
+    cacheHints: { 'tools/list': { ttlMs: LIST_TTL_MS, cacheScope: 'private' } },
+  });
+  server.setRequestHandler('tools/list', () => ({ tools: TOOLS }));
+  server.setRequestHandler('tools/call', async ({ params }, { mcpReq }) => {
+    const operation = operationOf(params.name);
+    if (!operation) throw new ProtocolError(ProtocolErrorCode.InvalidParams, 'There is no such tool.');
+    const host = databaseHost(services, options, caller, mcpReq.signal);
+    return await callTool(host, operation, params.arguments ?? {});
+  });
+  return server;
+}
+
+function databaseHost(
+  services: Services,
+  { log, draining }: EndpointOptions,
+  caller: McpCaller,
+  gone: AbortSignal,
+): ToolHost {
+  const { credential } = caller.bearer;
+  const signal = AbortSignal.any([draining, gone]);
+
+  async function run(operation: Operation, input: Record<string, unknown>) {
+    const startedAt = performance.now();
+    let error: ErrorBody | undefined;
+    try {
+      if (caller.scopes?.includes(operation.scope) === false) throw new PosthornError('scope_required');
+      return { output: await operation.run(services, { credential, signal }, parseInput(operation, input)) };
+    } catch (thrown) {
+      const refusal = toPosthornError(namedForDevice(thrown, caller.bearer));
+      if (refusal !== thrown && refusal.code === 'unavailable') {
+        log.error({ requestId: caller.requestId, tool: operation.name, err: thrown }, 'unavailable');
+      }
+      error = refusal.toBody(caller.requestId) as ErrorBody;
+      return { error };
+    } finally {
+      const ms = Math.round(performance.now() - startedAt);
+      log.info({ requestId: caller.requestId, tool: operation.name, outcome: error?.error ?? 'done', ms }, 'tool call');
+    }
+  }
+
+  return {
+    run,
+    async countPending(agentId) {
+      // what was done stays done, whatever becomes of the count
+      const [row] = await agentStatus(services.pool, { credential, agentId }).catch(() => []);
+      return row?.agentId ? row.pendingMessages : null;
+    },
+  };
+}
+
+function refuse(ctx: Context, status: number, message: string): void {
+  ctx.status = status;
+  ctx.body = { jsonrpc: '2.0', id: null, error: { code: -32_000, message } };
+}
+
+/** Aborts when the connection ends before the answer did. */
+function whenGone(ctx: Context): AbortSignal {
+  const gone = new AbortController();
+  ctx.res.once('close', () => ctx.res.writableFinished || gone.abort());
+  return gone.signal;
+}
+
+async function respond(ctx: Context, response: Response): Promise<void> {
+  for (const [name, value] of response.headers) ctx.set(name, value);
+  const isStream = response.headers.get('content-type')?.startsWith('text/event-stream');
+  ctx.body = isStream ? Readable.fromWeb(response.body!) : (await response.text()) || null;
+  ctx.status = response.status;
+}
