@@ -85,7 +85,7 @@ test('the same key gives the same receipt from any pod, other content a conflict
 test('a refused send does not use up its key', async () => {
   const [a, b] = await Promise.all([owner.agent('a'), owner.agent('b')]);
   const message = say({ recipient_agent_id: b.id });
-  expect((await a.send(message)).body).toMatchObject({ error: 'recipient_unavailable', retryable: true });
+  expect((await a.send(message)).body).toMatchObject({ error: 'purpose_required', retryable: false });
   await owner.group([a, b]);
   expect((await a.send(message)).status).toBe(201);
 });
