@@ -210,6 +210,7 @@ create table posthorn.bodies (
   constraint bodies_pkey PRIMARY KEY (owner_id, recipient_agent_id, seq),
   constraint ciphertext_is_bounded CHECK (((octet_length(ciphertext) >= 30) AND (octet_length(ciphertext) <= 80100)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
+CREATE INDEX bodies_by_deadline ON posthorn.bodies USING brin (expires_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.bodies enable row level security;
 alter table posthorn.bodies force row level security;
 create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (true);
@@ -293,11 +294,14 @@ create table posthorn.events (
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text]))),
   constraint state_is_bounded CHECK (((char_length(state) >= 1) AND (char_length(state) <= 32)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
+CREATE INDEX events_by_age ON posthorn.events USING brin (occurred_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
+create policy delete_outdated on posthorn.events for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.events for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.events for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.events for select to posthorn_ops using (true);
+create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.events for update to posthorn_engine using (true);
 
@@ -380,11 +384,14 @@ create table posthorn.idempotency_keys (
   constraint operation_is_known CHECK ((operation = ANY (ARRAY['send_message'::text, 'propose_collaboration'::text]))),
   constraint receipt_names_at_most_15_messages CHECK ((cardinality(message_ids) <= 15))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
+CREATE INDEX idempotency_keys_by_age ON posthorn.idempotency_keys USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
+create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.idempotency_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.idempotency_keys for select to posthorn_ops using (true);
+create policy select_outdated on posthorn.idempotency_keys for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.idempotency_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (true);
 
@@ -471,12 +478,15 @@ create table posthorn.messages (
   constraint messages_pkey PRIMARY KEY (owner_id, message_id),
   constraint state_is_known CHECK ((state = ANY (ARRAY['held'::text, 'queued'::text, 'delivered'::text, 'acknowledged'::text, 'replied'::text, 'denied'::text, 'expired'::text, 'revoked'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
+CREATE INDEX messages_by_age ON posthorn.messages USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
+create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.messages for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.messages for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.messages for select to posthorn_ops using (true);
+create policy select_outdated on posthorn.messages for select to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.messages for update to posthorn_engine using (true);
 
@@ -529,9 +539,11 @@ create table posthorn.posts (
 ); -- of posthorn_owner
 alter table posthorn.posts enable row level security;
 alter table posthorn.posts force row level security;
+create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.posts for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.posts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
+create policy select_outdated on posthorn.posts for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.posts for update to posthorn_engine using (true);
 
@@ -586,9 +598,12 @@ CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, gro
 CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
 alter table posthorn.proposals enable row level security;
 alter table posthorn.proposals force row level security;
+create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.proposals for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.proposals for select to posthorn_ops using (true);
+create policy select_jobs on posthorn.proposals for select to posthorn_jobs using (((state = 'pending'::text) AND (expires_at <= ( SELECT posthorn_impl.clock() AS clock))));
+create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.proposals for update to posthorn_engine using (true);
 
@@ -674,7 +689,7 @@ create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, pending_proposals integer, wake_number integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id uuid, p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.proposal_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, kind text, scopes text[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
@@ -683,12 +698,16 @@ create function posthorn_api.create_group(p_credential bytea, p_name text, p_pur
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.delete_outdated(p_limit integer) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.expire_messages(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.expire_proposals() returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
@@ -700,9 +719,9 @@ create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF
 create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.proposal_view
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mint_child_connection(p_credential bytea, p_agent_id uuid, p_label text, p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
@@ -718,7 +737,7 @@ create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[
 create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
@@ -748,33 +767,35 @@ create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.agents_of_proposals(p_owner_id integer, p_proposal_ids uuid[]) returns uuid[]
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_copies posthorn_impl.send_copy[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals) returns boolean
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.expire_owner_proposals(p_owner_id integer) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(message_id uuid)
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.hold_send(p_item posthorn_impl.send_item, p_copy posthorn_impl.send_copy) returns posthorn_impl.send_outcome
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
@@ -794,19 +815,19 @@ create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes(p_owner_id integer, p_agent_ids uuid[]) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer) returns TABLE(proposal posthorn.proposals, is_new boolean)
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns posthorn.proposals
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
@@ -818,13 +839,13 @@ create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act tex
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
-  language plpgsql volatile security definer set search_path=""; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids uuid[]) returns SETOF posthorn.messages
@@ -838,7 +859,7 @@ create function posthorn_impl.view_groups(p_owner_id integer, p_ids uuid[], p_no
 create function posthorn_impl.view_messages(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.message_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_proposals(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.proposal_view
-  language sql stable security definer set search_path=""; -- of posthorn_engine
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 
@@ -859,9 +880,11 @@ grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_app;
+grant execute on function posthorn_api.delete_outdated(integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
+grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
@@ -908,6 +931,7 @@ grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_ap
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
+grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
@@ -934,6 +958,7 @@ grant select (owner_id, connection_id, kind, credential_hash, scopes, agent_id, 
 grant insert, select, update (posts, continuations) on posthorn.conversations to posthorn_engine;
 grant select on posthorn.conversations to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
+grant delete, select (owner_id, occurred_at) on posthorn.events to posthorn_jobs;
 grant select on posthorn.events to posthorn_ops;
 grant insert, select, update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
 grant insert, select, update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
@@ -941,9 +966,11 @@ grant select (owner_id, group_id, duration_hours, generation, created_at, approv
 grant delete, insert, select on posthorn.held_bodies to posthorn_engine;
 grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
 grant delete, insert, select on posthorn.idempotency_keys to posthorn_engine;
+grant delete, select (owner_id, created_at) on posthorn.idempotency_keys to posthorn_jobs;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 grant select on posthorn.limits to posthorn_engine;
+grant select on posthorn.limits to posthorn_jobs;
 grant select on posthorn.limits to posthorn_ops;
 grant insert, select, update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
 grant select on posthorn.mailboxes to posthorn_ops;
@@ -952,16 +979,19 @@ grant select on posthorn.members to posthorn_ops;
 grant select on posthorn.message_transitions to posthorn_engine;
 grant select on posthorn.message_transitions to posthorn_ops;
 grant insert, select, update (state, seq, group_id, conversation_id, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
+grant delete, select (owner_id, state, created_at) on posthorn.messages to posthorn_jobs;
 grant select on posthorn.messages to posthorn_ops;
 grant insert, select on posthorn.owner_keys to posthorn_engine;
 grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at) on posthorn.owners to posthorn_engine;
 grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
+grant delete, select (owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
 grant select on posthorn.proposal_transitions to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
+grant delete, select (owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
 grant usage on schema ops to posthorn_admin;

@@ -31,7 +31,7 @@ create function posthorn_impl.view_proposals(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select p.proposal_id, p.kind, d.state, p.reason, p.is_automatic, p.group_id, p.conversation_id, p.proposer_agent_id, p.agent_ids,
          case when d.is_open then p.name end, case when d.is_open then p.purpose end, case when d.is_open then p.project_boundary end,
@@ -55,7 +55,7 @@ create function posthorn_impl.lock_mailboxes(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform 1
@@ -74,7 +74,7 @@ create function posthorn_impl.agents_of_proposals(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select array(
     select p.proposer_agent_id from posthorn.proposals p where p.owner_id = p_owner_id and p.proposal_id = any (p_proposal_ids)
@@ -97,7 +97,7 @@ create function posthorn_impl.held_of(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select m.message_id
     from posthorn.held_bodies h
@@ -116,7 +116,7 @@ create function posthorn_impl.tell_decided(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_wakes int[];
@@ -159,7 +159,7 @@ create function posthorn_impl.close_proposals(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_closed uuid[];
@@ -200,7 +200,7 @@ create function posthorn_impl.supersede_proposals(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 begin
   perform posthorn_impl.close_proposals(
@@ -220,7 +220,7 @@ create function posthorn_impl.release_held(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_life interval := make_interval(secs => posthorn_impl.limit_value('message_life_seconds'));
@@ -315,7 +315,7 @@ create function posthorn_impl.apply_approval(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
@@ -381,7 +381,7 @@ create function posthorn_impl.follow_expiry(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_ends_at timestamptz := (select g.expires_at from posthorn.groups g where g.owner_id = p_owner_id and g.group_id = p_group_id);
@@ -406,7 +406,7 @@ create function posthorn_impl.pending_proposal(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_proposal posthorn.proposals;
@@ -438,7 +438,7 @@ create function posthorn_api.approve_proposal(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -459,7 +459,7 @@ create function posthorn_api.deny_proposal(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -479,7 +479,7 @@ create function posthorn_api.lift_denial(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -507,7 +507,7 @@ create function posthorn_api.list_owner_proposals(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
@@ -543,7 +543,7 @@ create function posthorn_impl.open_proposal(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
@@ -595,7 +595,7 @@ create function posthorn_impl.approve_automatically(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
@@ -638,7 +638,7 @@ create function posthorn_api.propose_collaboration(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -733,7 +733,7 @@ create function posthorn_impl.name_for(
 language sql
 stable
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
   select left(string_agg(a.label, ', ' order by a.agent_id), 80) from posthorn.agents a where a.owner_id = p_owner_id and a.agent_id = any (p_agent_ids)
 $$;
@@ -747,7 +747,7 @@ create function posthorn_api.list_proposals(
 language plpgsql
 volatile
 security definer
-set search_path = ''
+set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);

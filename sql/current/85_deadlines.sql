@@ -66,3 +66,120 @@ end $$;
 comment on function posthorn_api.expire_messages(int) is 'Ends a batch of messages that are past their deadline; answers how many. Runs as the worker, who sees of all owners only what is due.';
 
 grant execute on function posthorn_impl.expire_owners_messages(int[], uuid[]), posthorn_api.expire_messages(int) to posthorn_jobs;
+
+-- Requests to the owner. One owner a call: their lock comes before mailboxes, and a worker that held mailboxes of one
+-- owner while it waits for the next would stand in the way of senders.
+set local role posthorn_owner;
+
+drop policy if exists select_jobs on posthorn.proposals;
+create policy select_jobs on posthorn.proposals for select to posthorn_jobs
+  using (state = 'pending' and expires_at <= (select posthorn_impl.clock()));
+grant select (owner_id, state, expires_at) on posthorn.proposals to posthorn_jobs;
+
+set local role posthorn_engine;
+
+create function posthorn_impl.expire_owner_proposals(
+  p_owner_id int
+) returns int
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_now timestamptz;
+  v_due uuid[];
+begin
+  perform posthorn_impl.prove(array[int4send(p_owner_id) || decode(posthorn_impl.sign_proof('ticket|' || p_owner_id), 'hex')]);
+  perform posthorn_impl.lock_owner(p_owner_id);
+  v_now := posthorn_impl.clock();
+  v_due := array(
+    select p.proposal_id from posthorn.proposals p where p.owner_id = p_owner_id and p.state = 'pending' and p.expires_at <= v_now);
+  perform posthorn_impl.close_proposals(p_owner_id, v_due, 'expired', 'expired', null, v_now);
+  return cardinality(v_due);
+end $$;
+comment on function posthorn_impl.expire_owner_proposals(int) is 'Ends one owner''s requests that are past their deadline, and what they hold; answers how many.';
+
+create function posthorn_api.expire_proposals() returns int
+language plpgsql
+volatile
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_owner_id int;
+begin
+  select p.owner_id into v_owner_id from posthorn.proposals p where p.state = 'pending' and p.expires_at <= posthorn_impl.clock() limit 1;
+  return case when v_owner_id is null then 0 else posthorn_impl.expire_owner_proposals(v_owner_id) end;
+end $$;
+comment on function posthorn_api.expire_proposals() is 'Ends the overdue requests of one owner; answers how many, 0 when none is left.';
+
+grant execute on function posthorn_impl.expire_owner_proposals(int), posthorn_api.expire_proposals() to posthorn_jobs;
+
+-- What is kept no longer. The policies say which rows a worker may see and delete, so that even a wrong query of its
+-- own deletes nothing before its time.
+set local role posthorn_owner;
+grant select on posthorn.limits to posthorn_jobs;
+
+do $$
+declare
+  v_rule record;
+begin
+  for v_rule in
+    select * from (values
+      ('idempotency_keys', 'receipt_days', 'created_at', 'true'),
+      ('posts', 'receipt_days', 'created_at', 'true'),
+      ('messages', 'receipt_days', 'created_at', $c$state not in ('held', 'queued', 'delivered')$c$),
+      ('events', 'event_days', 'occurred_at', 'true'),
+      ('proposals', 'receipt_days', 'decided_at', $c$state <> 'pending'$c$)
+    ) r(table_name, limit_name, time_column, condition)
+  loop
+    execute format('drop policy if exists select_outdated on posthorn.%I', v_rule.table_name);
+    execute format('drop policy if exists delete_outdated on posthorn.%I', v_rule.table_name);
+    execute format(
+      'create policy select_outdated on posthorn.%I for select to posthorn_jobs using (%s and %I <= (select posthorn_impl.clock() - make_interval(days => l.value::int) from posthorn.limits l where l.name = %L))',
+      v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
+    execute format('create policy delete_outdated on posthorn.%I for delete to posthorn_jobs using (true)', v_rule.table_name);
+  end loop;
+end $$;
+grant delete on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.events, posthorn.proposals to posthorn_jobs;
+grant select (owner_id, created_at) on posthorn.idempotency_keys, posthorn.posts to posthorn_jobs;
+grant select (owner_id, created_at, state) on posthorn.messages to posthorn_jobs;
+grant select (owner_id, occurred_at) on posthorn.events to posthorn_jobs;
+grant select (decided_at) on posthorn.proposals to posthorn_jobs;
+
+set local role posthorn_engine;
+
+create function posthorn_api.delete_outdated(
+  p_limit int
+) returns int
+language plpgsql
+volatile
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_receipts timestamptz := posthorn_impl.clock() - make_interval(days => (select l.value::int from posthorn.limits l where l.name = 'receipt_days'));
+  v_events timestamptz := posthorn_impl.clock() - make_interval(days => (select l.value::int from posthorn.limits l where l.name = 'event_days'));
+  v_deleted int := 0;
+  v_rows int;
+begin
+  delete from posthorn.idempotency_keys k where k.ctid = any (array(select x.ctid from posthorn.idempotency_keys x where x.created_at <= v_receipts limit p_limit));
+  get diagnostics v_rows = row_count;
+  v_deleted := v_deleted + v_rows;
+  delete from posthorn.posts p where p.ctid = any (array(select x.ctid from posthorn.posts x where x.created_at <= v_receipts limit p_limit));
+  get diagnostics v_rows = row_count;
+  v_deleted := v_deleted + v_rows;
+  delete from posthorn.messages m where m.ctid = any (array(select x.ctid from posthorn.messages x where x.created_at <= v_receipts limit p_limit));
+  get diagnostics v_rows = row_count;
+  v_deleted := v_deleted + v_rows;
+  delete from posthorn.events e where e.ctid = any (array(select x.ctid from posthorn.events x where x.occurred_at <= v_events limit p_limit));
+  get diagnostics v_rows = row_count;
+  v_deleted := v_deleted + v_rows;
+  delete from posthorn.proposals p where p.ctid = any (array(select x.ctid from posthorn.proposals x where x.decided_at <= v_receipts limit p_limit));
+  get diagnostics v_rows = row_count;
+  return v_deleted + v_rows;
+end $$;
+comment on function posthorn_api.delete_outdated(int) is 'Deletes up to p_limit receipts, keys, posts, events and decided requests each that are older than their limit says; answers how many.';
+
+grant execute on function posthorn_api.delete_outdated(int) to posthorn_jobs;

@@ -216,6 +216,15 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
   return rows[0];
 }
 
+/** Deletes up to p_limit receipts, keys, posts, events and decided requests each that are older than their limit says; answers how many. */
+export async function deleteOutdated(db: Queryable, p: { limit: number }): Promise<number> {
+  const { names, values } = bind([
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.delete_outdated(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** The owner says no; what was held is fenced, and the same agents cannot ask again for 24 hours. Raises already_decided with the state, expired. */
 export async function denyProposal(db: Queryable, p: { credential: Buffer; proposalId: string }): Promise<ProposalView> {
   const { names, values } = bind([
@@ -232,6 +241,13 @@ export async function expireMessages(db: Queryable, p: { limit: number }): Promi
     ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.expire_messages(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Ends the overdue requests of one owner; answers how many, 0 when none is left. */
+export async function expireProposals(db: Queryable): Promise<number> {
+  const { names, values } = bind([]);
+  const { rows } = await db.query(`select f as value from posthorn_api.expire_proposals(${names}) f`, values);
   return rows[0].value;
 }
 
