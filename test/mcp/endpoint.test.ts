@@ -1,3 +1,4 @@
+import { once } from 'node:events';
 import http from 'node:http';
 import { text } from 'node:stream/consumers';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
@@ -47,9 +48,7 @@ async function call({
   const given = Object.fromEntries(Object.entries(all).filter(([, value]) => value !== undefined));
   const request = http.request({ hostname, port, method, path, headers: given, signal });
   request.end(body === undefined || typeof body === 'string' || body instanceof Buffer ? body : JSON.stringify(body));
-  const response = await new Promise<http.IncomingMessage>((resolve, reject) => {
-    request.once('response', resolve).once('error', reject);
-  });
+  const [response] = (await once(request, 'response')) as [http.IncomingMessage];
   const content = await text(response);
   const data = /^data: (.+)$/m.exec(content)?.[1] ?? content;
   return { status: response.statusCode!, headers: response.headers, body: data === '' ? null : JSON.parse(data) };
@@ -146,6 +145,19 @@ describe('names of other sites are refused', () => {
     const headers = { host: `${name}:${port()}`, origin: `http://${name}:6274` };
     expect((await call({ body: rpc('ping'), headers })).body).toEqual({ jsonrpc: '2.0', id: 1, result: {} });
   });
+});
+
+test('behind a name of its own, that name is told and accepted', async () => {
+  const named = await startPosthorn({ publicUrl: 'https://posthorn.test:8443' });
+  const { hostname, port } = new URL(named.pods[0]!.url);
+  const headers = { ...legacyHeaders, host: 'posthorn.test:8443', origin: 'https://posthorn.test:8443' };
+  const request = http.request({ hostname, port, method: 'POST', path: '/mcp', headers }).end('{}');
+  const [response] = (await once(request, 'response')) as [http.IncomingMessage];
+  response.resume();
+  await named.close();
+  expect(response.statusCode).toBe(401);
+  const metadata = 'https://posthorn.test:8443/.well-known/oauth-protected-resource/mcp';
+  expect(response.headers['www-authenticate']).toContain(`resource_metadata="${metadata}"`);
 });
 
 describe('no session, no stream', () => {
@@ -287,10 +299,12 @@ describe('whoever waits for mail', () => {
     const since = await now();
     const body = rpc('tools/call', waitForMail());
     const answer = call({ pod: 1, body, headers: { authorization: `Bearer ${agent.token}` } });
+    const stream = call({ pod: 1, ...modern('subscriptions/listen', { notifications: {} }) });
     await isWaiting(since);
     const stoppedAt = performance.now();
     const closed = posthorn.pods.pop()!.close();
     expect((await answer).body.result.structuredContent).toMatchObject({ messages: [] });
+    expect((await stream).body).toMatchObject({ method: 'notifications/subscriptions/acknowledged' });
     expect(performance.now() - stoppedAt).toBeLessThan(2_000);
     await closed;
   });
