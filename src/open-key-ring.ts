@@ -14,34 +14,45 @@ export function keyRingFile(dataDirectory: string): string {
   return join(dataDirectory, 'keyring.json');
 }
 
+/** What posthorn_api.ring_keys answers: the keys that the database's owners depend on. */
+export type KnownRingKeys = { ringKeyId: string; proof: Buffer }[];
+
 /**
- * Opens the server's key ring and holds it against the keys that the database's owners depend on. A database that
- * depends on none may get a new ring; never one that has owners, whose bodies only the lost ring opens.
+ * Opens the server's key ring and holds it against the keys that the database depends on.
  *
- * @param known what posthorn_api.ring_keys answers
- * @returns the ring, and the path of its file if it was made just now
  * @throws KeyRingError
  */
-export async function openKeyRing(
-  config: Config,
-  known: { ringKeyId: string; proof: Buffer }[],
-): Promise<{ ring: KeyRing; madeAt: string | undefined }> {
+export async function openKeyRing(config: Config, known: KnownRingKeys): Promise<KeyRing> {
   const path = keyRingFile(config.dataDirectory);
   if (config.keyRing === undefined && !existsSync(path)) {
-    if (known.length > 0) {
-      throw new KeyRingError(
-        `There is no key ring at ${path}, and this database depends on one. Restore it there, or set POSTHORN_KEYRING.`,
-      );
-    }
-    const ring = makeKeyRing();
-    await createPrivateFile(path, serializeKeyRing(ring));
-    return { ring, madeAt: path };
+    const depends = known.length > 0 ? ', and this database depends on one. Restore it there' : '. Put one there';
+    throw new KeyRingError(`There is no key ring at ${path}${depends}, or set POSTHORN_KEYRING.`);
   }
   try {
     const ring = await loadKeyRing(config.keyRing ?? path);
     checkKeyRing(ring, known);
-    return { ring, madeAt: undefined };
+    return ring;
   } catch (error) {
     throw new KeyRingError((error as Error).message, { cause: error });
   }
+}
+
+/**
+ * The same, for whoever is about to make an owner: a database that depends on no ring yet gets a new one. Never one
+ * that has owners, whose bodies only the lost ring opens.
+ *
+ * @returns the ring, and the path of its file if it was made just now
+ * @throws KeyRingError
+ */
+export async function openOrMakeKeyRing(
+  config: Config,
+  known: KnownRingKeys,
+): Promise<{ ring: KeyRing; madeAt: string | undefined }> {
+  const path = keyRingFile(config.dataDirectory);
+  if (config.keyRing !== undefined || existsSync(path) || known.length > 0) {
+    return { ring: await openKeyRing(config, known), madeAt: undefined };
+  }
+  const ring = makeKeyRing();
+  await createPrivateFile(path, serializeKeyRing(ring));
+  return { ring, madeAt: path };
 }

@@ -152,7 +152,10 @@ function whenGone(ctx: Context): AbortSignal {
 }
 
 async function respond(ctx: Context, response: Response): Promise<void> {
-  for (const [name, value] of response.headers) ctx.set(name, value);
+  for (const [name, value] of response.headers) {
+    // whether the connection goes on is for the server to say, which may be about to stop
+    if (name !== 'connection') ctx.set(name, value);
+  }
   const isStream = response.headers.get('content-type')?.startsWith('text/event-stream');
   ctx.body = isStream ? Readable.fromWeb(response.body!) : (await response.text()) || null;
   ctx.status = response.status;

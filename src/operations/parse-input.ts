@@ -6,7 +6,7 @@ import type { Operation } from './operation.ts';
  *
  * @throws PosthornError invalid_request naming the fields, unknown ones too, and what is wrong with each
  */
-export function parseInput(operation: Operation, value: unknown): Record<string, unknown> {
+export function parseInput(operation: Pick<Operation, 'input'>, value: unknown): Record<string, unknown> {
   const parsed = operation.input.safeParse(value);
   if (parsed.success) return parsed.data;
   const problems = parsed.error.issues.flatMap((issue) =>

@@ -1,0 +1,44 @@
+import type { ConnectionView } from '../db/functions.ts';
+import { answer, type Output, posthorn, remark } from './output.ts';
+import { facts, harmlessLine, sayTime } from './text.ts';
+
+/** A connection as the owner sees it, in the contract's style. */
+export function connectionView(row: ConnectionView) {
+  return {
+    id: row.id,
+    kind: row.kind,
+    label: row.label,
+    scopes: row.scopes,
+    parent_connection_id: row.parentConnectionId,
+    agent_id: row.agentId,
+    created_at: row.createdAt.toISOString(),
+    expires_at: row.expiresAt?.toISOString() ?? null,
+    last_used_at: row.lastUsedAt?.toISOString() ?? null,
+    revoked_at: row.revokedAt?.toISOString() ?? null,
+  };
+}
+
+/** The same for people. */
+export function sayConnection(connection: ReturnType<typeof connectionView>): string {
+  const { id, kind, label, scopes, agent_id, expires_at, last_used_at, revoked_at } = connection;
+  const rows = facts(
+    {
+      id,
+      scopes: scopes.join(', '),
+      agent: agent_id,
+      expires: expires_at && sayTime(expires_at),
+      used: last_used_at ? sayTime(last_used_at) : 'never',
+      revoked: revoked_at && sayTime(revoked_at),
+    },
+    '  ',
+  );
+  return `${harmlessLine(label)} (${kind})\n${rows}`;
+}
+
+/** Shows a credential that was made just now, the one time that it can be seen; stdout gets it alone. */
+export function showCredential(output: Output, connection: Record<string, unknown>, token: string): void {
+  answer(output, { ...connection, token }, token);
+  if (output.json) return;
+  remark('\nShown only this once: keep it where only its user can read it.');
+  remark(`To end it: ${posthorn} token revoke ${connection.connection_id}`);
+}

@@ -1,0 +1,54 @@
+import { setTimeout as wait } from 'node:timers/promises';
+import type { Logger } from 'pino';
+import { unknownSettings } from '../config.ts';
+
+/** How long a start that is no longer wanted may take to end by itself, in milliseconds. */
+const UNWANTED_START_MS = 15_000;
+
+/** What may still be open when all is closed (a socket of a client, say) keeps us no longer than this, in milliseconds. */
+const LINGER_MS = 1_000;
+
+export interface Running {
+  close(): Promise<void>;
+  /** Rejects if it cannot go on. */
+  failed?: Promise<never>;
+}
+
+/**
+ * Starts a server, says that it is ready, and closes it at the first SIGTERM, SIGINT or SIGHUP. Every further signal
+ * finds it closing already: Ctrl-C under npm, for one, arrives twice.
+ *
+ * @throws Error if it could not start, or could not go on
+ */
+export async function runUntilStopped<Server extends Running>(
+  log: Logger,
+  start: () => Promise<Server>,
+  onReady: (server: Server) => void,
+): Promise<void> {
+  const stopped = new Promise<undefined>((resolve) => {
+    for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(signal, () => resolve(undefined));
+  });
+  process.on('uncaughtException', (err) => {
+    log.fatal({ err }, 'a mistake in the program');
+    process.exit(1);
+  });
+
+  for (const name of unknownSettings(process.env)) log.warn(`${name} is no setting of Posthorn`);
+  const starting = start();
+  const server = await Promise.race([starting, stopped]);
+  if (server) {
+    onReady(server);
+    try {
+      await Promise.race([stopped, ...(server.failed ? [server.failed] : [])]);
+    } finally {
+      await server.close();
+    }
+  } else {
+    const late = await Promise.race([
+      starting.catch(() => undefined),
+      wait(UNWANTED_START_MS, undefined, { ref: false }),
+    ]);
+    await late?.close();
+  }
+  setTimeout(() => process.exit(), LINGER_MS).unref();
+}
