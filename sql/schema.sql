@@ -174,9 +174,11 @@ create table posthorn.agents (
 ); -- of posthorn_owner
 alter table posthorn.agents enable row level security;
 alter table posthorn.agents force row level security;
+create policy delete_deleted on posthorn.agents for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.agents for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.agents for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.agents for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.agents for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.agents for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.agents for update to posthorn_engine using (true);
 
@@ -194,9 +196,11 @@ create table posthorn.audit_entries (
 ); -- of posthorn_owner
 alter table posthorn.audit_entries enable row level security;
 alter table posthorn.audit_entries force row level security;
+create policy delete_deleted on posthorn.audit_entries for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.audit_entries for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.audit_entries for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.audit_entries for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.audit_entries for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.audit_entries for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.audit_entries for update to posthorn_engine using (true);
 
@@ -213,9 +217,11 @@ create table posthorn.bodies (
 CREATE INDEX bodies_by_deadline ON posthorn.bodies USING brin (expires_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.bodies enable row level security;
 alter table posthorn.bodies force row level security;
+create policy delete_deleted on posthorn.bodies for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.bodies for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.bodies for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.bodies for update to posthorn_engine using (true);
@@ -250,9 +256,11 @@ CREATE INDEX connections_by_parent ON posthorn.connections USING btree (owner_id
 CREATE TRIGGER _100_move_reach AFTER UPDATE OF expires_at, revoked_at ON posthorn.connections FOR EACH ROW WHEN (((old.expires_at IS DISTINCT FROM new.expires_at) OR (old.revoked_at IS DISTINCT FROM new.revoked_at))) EXECUTE FUNCTION posthorn_impl.tg_connections__move_reach();
 alter table posthorn.connections enable row level security;
 alter table posthorn.connections force row level security;
+create policy delete_deleted on posthorn.connections for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.connections for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.connections for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.connections for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.connections for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_presented on posthorn.connections for select to posthorn_prover using ((credential_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
 create policy select_proved on posthorn.connections for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.connections for update to posthorn_engine using (true);
@@ -276,9 +284,11 @@ create table posthorn.conversations (
 ) with (fillfactor=70); -- of posthorn_owner
 alter table posthorn.conversations enable row level security;
 alter table posthorn.conversations force row level security;
+create policy delete_deleted on posthorn.conversations for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.conversations for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.conversations for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.conversations for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.conversations for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.conversations for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.conversations for update to posthorn_engine using (true);
 
@@ -297,10 +307,12 @@ create table posthorn.events (
 CREATE INDEX events_by_age ON posthorn.events USING brin (occurred_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
+create policy delete_deleted on posthorn.events for delete to posthorn_jobs using (true);
 create policy delete_outdated on posthorn.events for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.events for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.events for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.events for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.events for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.events for update to posthorn_engine using (true);
@@ -317,8 +329,10 @@ create table posthorn.group_counters (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.group_counters enable row level security;
 alter table posthorn.group_counters force row level security;
+create policy delete_deleted on posthorn.group_counters for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.group_counters for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.group_counters for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.group_counters for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.group_counters for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.group_counters for update to posthorn_engine using (true);
 
@@ -344,9 +358,11 @@ create table posthorn.groups (
 ); -- of posthorn_owner
 alter table posthorn.groups enable row level security;
 alter table posthorn.groups force row level security;
+create policy delete_deleted on posthorn.groups for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.groups for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.groups for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.groups for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.groups for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.groups for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.groups for update to posthorn_engine using (true);
 
@@ -363,9 +379,11 @@ create table posthorn.held_bodies (
 ); -- of posthorn_owner
 alter table posthorn.held_bodies enable row level security;
 alter table posthorn.held_bodies force row level security;
+create policy delete_deleted on posthorn.held_bodies for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.held_bodies for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.held_bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.held_bodies for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.held_bodies for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.held_bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.held_bodies for update to posthorn_engine using (true);
 
@@ -387,10 +405,12 @@ create table posthorn.idempotency_keys (
 CREATE INDEX idempotency_keys_by_age ON posthorn.idempotency_keys USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
+create policy delete_deleted on posthorn.idempotency_keys for delete to posthorn_jobs using (true);
 create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.idempotency_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.idempotency_keys for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.idempotency_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.idempotency_keys for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.idempotency_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (true);
@@ -420,9 +440,11 @@ create table posthorn.mailboxes (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.mailboxes enable row level security;
 alter table posthorn.mailboxes force row level security;
+create policy delete_deleted on posthorn.mailboxes for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.mailboxes for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.mailboxes for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.mailboxes for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.mailboxes for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.mailboxes for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.mailboxes for update to posthorn_engine using (true);
 
@@ -437,9 +459,11 @@ create table posthorn.members (
 CREATE INDEX members_by_agent ON posthorn.members USING btree (owner_id, agent_id);
 alter table posthorn.members enable row level security;
 alter table posthorn.members force row level security;
+create policy delete_deleted on posthorn.members for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.members for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.members for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.members for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.members for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.members for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.members for update to posthorn_engine using (true);
 
@@ -482,10 +506,12 @@ CREATE INDEX messages_by_age ON posthorn.messages USING brin (created_at) WITH (
 CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
+create policy delete_deleted on posthorn.messages for delete to posthorn_jobs using (true);
 create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.messages for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.messages for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.messages for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.messages for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.messages for select to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.messages for update to posthorn_engine using (true);
@@ -501,9 +527,13 @@ create table posthorn.owner_keys (
 ); -- of posthorn_owner
 alter table posthorn.owner_keys enable row level security;
 alter table posthorn.owner_keys force row level security;
+create policy delete_deleted on posthorn.owner_keys for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.owner_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_admin on posthorn.owner_keys for select to posthorn_admin using (true);
+create policy select_deleted on posthorn.owner_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.owner_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_admin on posthorn.owner_keys for update to posthorn_admin using (true);
 create policy update_proved on posthorn.owner_keys for update to posthorn_engine using (true);
 
 create table posthorn.owners (
@@ -514,17 +544,22 @@ create table posthorn.owners (
   sensitive_content_check boolean not null default true,
   created_at timestamp with time zone not null,
   suspended_at timestamp with time zone,
+  deleted_at timestamp with time zone,
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint owner_ids_are_unique UNIQUE (id),
   constraint owners_pkey PRIMARY KEY (owner_id)
 ); -- of posthorn_owner
 alter table posthorn.owners enable row level security;
 alter table posthorn.owners force row level security;
+create policy delete_deleted on posthorn.owners for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.owners for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.owners for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_admin on posthorn.owners for select to posthorn_admin using (true);
 create policy select_all on posthorn.owners for select to posthorn_ops using (true);
 create policy select_any on posthorn.owners for select to posthorn_prover using (true);
+create policy select_deleted on posthorn.owners for select to posthorn_jobs using ((deleted_at IS NOT NULL));
 create policy select_proved on posthorn.owners for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
 create policy update_proved on posthorn.owners for update to posthorn_engine using (true);
 
 create table posthorn.posts (
@@ -539,10 +574,12 @@ create table posthorn.posts (
 ); -- of posthorn_owner
 alter table posthorn.posts enable row level security;
 alter table posthorn.posts force row level security;
+create policy delete_deleted on posthorn.posts for delete to posthorn_jobs using (true);
 create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.posts for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.posts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.posts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.posts for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.posts for update to posthorn_engine using (true);
@@ -598,10 +635,12 @@ CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, gro
 CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
 alter table posthorn.proposals enable row level security;
 alter table posthorn.proposals force row level security;
+create policy delete_deleted on posthorn.proposals for delete to posthorn_jobs using (true);
 create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (true);
 create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (true);
 create policy insert_proved on posthorn.proposals for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.proposals for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.proposals for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_jobs on posthorn.proposals for select to posthorn_jobs using (((state = 'pending'::text) AND (expires_at <= ( SELECT posthorn_impl.clock() AS clock))));
 create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
@@ -678,9 +717,21 @@ create function ops.add_ring_key(p_ring_key_id text, p_proof bytea) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.create_owner(p_label text, p_ring_key_id text, p_wrapped_key bytea, p_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.forget_ring_keys(p_except text) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.list_owners() returns TABLE(id uuid, label text, created_at timestamp with time zone)
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function ops.list_ring_keys() returns TABLE(ring_key_id text, created_at timestamp with time zone, owners bigint)
+  language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.owner_keys_to_wrap(p_ring_key_id text, p_limit integer) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
+  language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.resume_owner(p_owner_id uuid) returns void
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.set_limit(p_name text, p_value bigint) returns bigint
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.suspend_owner(p_owner_id uuid) returns void
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.wrap_owner_key(p_owner_id uuid, p_from_ring_key_id text, p_ring_key_id text, p_wrapped_key bytea) returns boolean
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
@@ -698,6 +749,10 @@ create function posthorn_api.create_group(p_credential bytea, p_name text, p_pur
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.delete_account(p_credential bytea) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.delete_deleted_accounts(p_limit integer) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.delete_outdated(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
@@ -706,6 +761,8 @@ create function posthorn_api.expire_messages(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.expire_proposals() returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.export_account(p_credential bytea) returns TABLE(kind text, content jsonb)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
@@ -866,8 +923,14 @@ create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
 grant execute on function ops.add_ring_key(text,bytea) to posthorn_admin;
 grant execute on function ops.create_owner(text,text,bytea,uuid) to posthorn_admin;
+grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
+grant execute on function ops.list_ring_keys() to posthorn_admin;
+grant execute on function ops.owner_keys_to_wrap(text,integer) to posthorn_admin;
+grant execute on function ops.resume_owner(uuid) to posthorn_admin;
 grant execute on function ops.set_limit(text,bigint) to posthorn_admin;
+grant execute on function ops.suspend_owner(uuid) to posthorn_admin;
+grant execute on function ops.wrap_owner_key(uuid,text,text,bytea) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
@@ -880,11 +943,16 @@ grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_app;
+grant execute on function posthorn_api.delete_account(bytea) to posthorn_admin;
+grant execute on function posthorn_api.delete_account(bytea) to posthorn_app;
+grant execute on function posthorn_api.delete_deleted_accounts(integer) to posthorn_jobs;
 grant execute on function posthorn_api.delete_outdated(integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
 grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
+grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
+grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
@@ -928,6 +996,7 @@ grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to po
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
@@ -936,6 +1005,7 @@ grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[])
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
+grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_prover;
 grant execute on function posthorn_impl.sign_proof(text) to posthorn_engine;
 grant execute on function posthorn_impl.tg_connections__move_reach() to posthorn_owner;
@@ -946,24 +1016,31 @@ grant select on ops.limits to posthorn_ops;
 grant select on ops.owners to posthorn_ops;
 grant select on ops.tables to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
+grant delete, select (owner_id) on posthorn.agents to posthorn_jobs;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
 grant insert, select on posthorn.audit_entries to posthorn_engine;
+grant delete, select (owner_id) on posthorn.audit_entries to posthorn_jobs;
 grant select on posthorn.audit_entries to posthorn_ops;
 grant delete, insert, select, update (expires_at) on posthorn.bodies to posthorn_engine;
-grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
+grant delete, select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
 grant insert, select, update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
+grant delete, select (owner_id) on posthorn.connections to posthorn_jobs;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
 grant select (owner_id, connection_id, kind, credential_hash, scopes, agent_id, expires_at, revoked_at) on posthorn.connections to posthorn_prover;
 grant insert, select, update (posts, continuations) on posthorn.conversations to posthorn_engine;
+grant delete, select (owner_id) on posthorn.conversations to posthorn_jobs;
 grant select on posthorn.conversations to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
 grant delete, select (owner_id, occurred_at) on posthorn.events to posthorn_jobs;
 grant select on posthorn.events to posthorn_ops;
 grant insert, select, update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
+grant delete, select (owner_id) on posthorn.group_counters to posthorn_jobs;
 grant insert, select, update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
+grant delete, select (owner_id) on posthorn.groups to posthorn_jobs;
 grant select (owner_id, group_id, duration_hours, generation, created_at, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_ops;
 grant delete, insert, select on posthorn.held_bodies to posthorn_engine;
+grant delete, select (owner_id) on posthorn.held_bodies to posthorn_jobs;
 grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
 grant delete, insert, select on posthorn.idempotency_keys to posthorn_engine;
 grant delete, select (owner_id, created_at) on posthorn.idempotency_keys to posthorn_jobs;
@@ -973,16 +1050,22 @@ grant select on posthorn.limits to posthorn_engine;
 grant select on posthorn.limits to posthorn_jobs;
 grant select on posthorn.limits to posthorn_ops;
 grant insert, select, update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
+grant delete, select (owner_id) on posthorn.mailboxes to posthorn_jobs;
 grant select on posthorn.mailboxes to posthorn_ops;
 grant delete, insert, select on posthorn.members to posthorn_engine;
+grant delete, select (owner_id) on posthorn.members to posthorn_jobs;
 grant select on posthorn.members to posthorn_ops;
 grant select on posthorn.message_transitions to posthorn_engine;
 grant select on posthorn.message_transitions to posthorn_ops;
 grant insert, select, update (state, seq, group_id, conversation_id, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
 grant delete, select (owner_id, state, created_at) on posthorn.messages to posthorn_jobs;
 grant select on posthorn.messages to posthorn_ops;
-grant insert, select on posthorn.owner_keys to posthorn_engine;
-grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at) on posthorn.owners to posthorn_engine;
+grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
+grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
+grant delete, select (owner_id) on posthorn.owner_keys to posthorn_jobs;
+grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
+grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
+grant delete, select (owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
 grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
@@ -993,6 +1076,7 @@ grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
 grant delete, select (owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
+grant delete, select on posthorn.ring_keys to posthorn_admin;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
 grant usage on schema ops to posthorn_admin;
 grant usage on schema ops to posthorn_ops;
@@ -1005,6 +1089,7 @@ grant usage on schema posthorn to posthorn_prover;
 grant usage on schema posthorn_api to posthorn_admin;
 grant usage on schema posthorn_api to posthorn_app;
 grant usage on schema posthorn_api to posthorn_jobs;
+grant usage on schema posthorn_impl to posthorn_admin;
 grant usage on schema posthorn_impl to posthorn_jobs;
 grant usage on schema posthorn_impl to posthorn_ops;
 grant usage on schema posthorn_impl to posthorn_owner;

@@ -39,14 +39,15 @@ grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_pr
 
 grant select on posthorn.limits, posthorn.message_transitions, posthorn.proposal_transitions to posthorn_engine, posthorn_ops;
 grant select, insert on posthorn.ring_keys to posthorn_engine;
+grant select, delete on posthorn.ring_keys to posthorn_admin;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 
 grant select, insert on
   posthorn.owners, posthorn.owner_keys, posthorn.connections, posthorn.agents, posthorn.mailboxes, posthorn.groups, posthorn.group_counters,
   posthorn.members, posthorn.conversations, posthorn.proposals, posthorn.posts, posthorn.messages, posthorn.held_bodies, posthorn.bodies, posthorn.events, posthorn.idempotency_keys,
   posthorn.audit_entries to posthorn_engine;
-grant delete on posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
-grant update (automatic_approval, sensitive_content_check, suspended_at) on posthorn.owners to posthorn_engine;
+grant delete on posthorn.owner_keys, posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
+grant update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
 grant update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
@@ -77,3 +78,15 @@ grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodi
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant usage on sequence posthorn.owners_owner_id_seq to posthorn_engine;
+
+-- The person at the server wraps owners' keys anew. What they see is wrapped: worth nothing without the ring.
+drop policy if exists select_admin on posthorn.owner_keys;
+drop policy if exists update_admin on posthorn.owner_keys;
+create policy select_admin on posthorn.owner_keys for select to posthorn_admin using (true);
+create policy update_admin on posthorn.owner_keys for update to posthorn_admin using (true);
+grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
+drop policy if exists select_admin on posthorn.owners;
+drop policy if exists update_admin on posthorn.owners;
+create policy select_admin on posthorn.owners for select to posthorn_admin using (true);
+create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
+grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;

@@ -216,6 +216,23 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
   return rows[0];
 }
 
+/** Ends an account for good: its key is destroyed, its connections are revoked and its mail is fenced at once; a worker removes the rows. */
+export async function deleteAccount(db: Queryable, p: { credential: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  await db.query(`select true from posthorn_api.delete_account(${names}) f`, values);
+}
+
+/** Removes up to p_limit rows of a deleted account; answers how many, 0 when none is left. */
+export async function deleteDeletedAccounts(db: Queryable, p: { limit: number }): Promise<number> {
+  const { names, values } = bind([
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.delete_deleted_accounts(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** Deletes up to p_limit receipts, keys, posts, events and decided requests each that are older than their limit says; answers how many. */
 export async function deleteOutdated(db: Queryable, p: { limit: number }): Promise<number> {
   const { names, values } = bind([
@@ -249,6 +266,19 @@ export async function expireProposals(db: Queryable): Promise<number> {
   const { names, values } = bind([]);
   const { rows } = await db.query(`select f as value from posthorn_api.expire_proposals(${names}) f`, values);
   return rows[0].value;
+}
+
+export interface ExportAccountRow {
+  kind: string;
+  content: unknown;
+}
+/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events and the audit log; no body and no credential. */
+export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.kind, f.content from posthorn_api.export_account(${names}) f`, values);
+  return rows;
 }
 
 /** Lets a denied member set ask again before its 24 hours are over. */
@@ -671,6 +701,15 @@ export async function createOwner(db: Queryable, p: { label: string; ringKeyId: 
   return rows[0].value;
 }
 
+/** Lets go of keys that no owner depends on, so that they may leave the ring; answers how many. */
+export async function forgetRingKeys(db: Queryable, p: { except: string }): Promise<number> {
+  const { names, values } = bind([
+    ['p_except', 'text', p.except],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.forget_ring_keys(${names}) f`, values);
+  return rows[0].value;
+}
+
 export interface ListOwnersRow {
   id: string;
   label: string;
@@ -683,6 +722,41 @@ export async function listOwners(db: Queryable): Promise<ListOwnersRow[]> {
   return rows;
 }
 
+export interface ListRingKeysRow {
+  ringKeyId: string;
+  createdAt: Date;
+  owners: number;
+}
+/** The keys of the ring that were used here, and how many owners depend on each. */
+export async function listRingKeys(db: Queryable): Promise<ListRingKeysRow[]> {
+  const { names, values } = bind([]);
+  const { rows } = await db.query(`select f.ring_key_id as "ringKeyId", f.created_at as "createdAt", f.owners from ops.list_ring_keys(${names}) f`, values);
+  return rows;
+}
+
+export interface OwnerKeysToWrapRow {
+  ownerId: string;
+  ringKeyId: string;
+  wrappedKey: Buffer;
+}
+/** Wrapped data keys that do not depend on the given key of the ring yet. */
+export async function ownerKeysToWrap(db: Queryable, p: { ringKeyId: string; limit: number }): Promise<OwnerKeysToWrapRow[]> {
+  const { names, values } = bind([
+    ['p_ring_key_id', 'text', p.ringKeyId],
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey" from ops.owner_keys_to_wrap(${names}) f`, values);
+  return rows;
+}
+
+/** Lifts a suspension. */
+export async function resumeOwner(db: Queryable, p: { ownerId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+  ]);
+  await db.query(`select true from ops.resume_owner(${names}) f`, values);
+}
+
 /** Changes a limit for the next transaction; outside its range the table's check refuses. */
 export async function setLimit(db: Queryable, p: { name: string; value: number }): Promise<number> {
   const { names, values } = bind([
@@ -690,5 +764,25 @@ export async function setLimit(db: Queryable, p: { name: string; value: number }
     ['p_value', 'int8', p.value],
   ]);
   const { rows } = await db.query(`select f as value from ops.set_limit(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Every call of the owner's connections is refused with owner_suspended from now on; nothing is lost. */
+export async function suspendOwner(db: Queryable, p: { ownerId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+  ]);
+  await db.query(`select true from ops.suspend_owner(${names}) f`, values);
+}
+
+/** Replaces a wrapped data key by the same key wrapped anew; false where another rotation was first. */
+export async function wrapOwnerKey(db: Queryable, p: { ownerId: string; fromRingKeyId: string; ringKeyId: string; wrappedKey: Buffer }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+    ['p_from_ring_key_id', 'text', p.fromRingKeyId],
+    ['p_ring_key_id', 'text', p.ringKeyId],
+    ['p_wrapped_key', 'bytea', p.wrappedKey],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.wrap_owner_key(${names}) f`, values);
   return rows[0].value;
 }
