@@ -299,3 +299,8 @@ export async function refusal(call: Promise<unknown>): Promise<{ code: string; d
   }
   throw new Error('The call was not refused.');
 }
+
+/** The refusals of calls made at once. */
+export async function refusals(calls: Promise<unknown>[]): Promise<{ code: string; detail?: unknown }[]> {
+  return await Promise.all(calls.map(refusal));
+}

@@ -624,15 +624,7 @@ async function writable(role: string): Promise<string[]> {
   );
 }
 
-/** Majors of PostgreSQL print the same expression with other parentheses and case. */
+/** Majors of PostgreSQL print the same expression with other parentheses. */
 function withoutParentheses(expression: string): string {
-  return expression
-    .replaceAll(/[()]/g, '')
-    .replaceAll(/\s+/g, ' ')
-    .replaceAll('ANY', 'any')
-    .replaceAll('SELECT', 'select')
-    .replaceAll('IS TRUE', 'is true')
-    .replaceAll(' AS ', ' as ')
-    .replaceAll(/^\s|\s$|(?<=\|) | (?=\|)/g, '')
-    .replaceAll('any  ', 'any ');
+  return expression.toLowerCase().replaceAll(/[()\s]/g, '');
 }
