@@ -93,7 +93,6 @@ create type posthorn_impl.proven as (
   bound_agent_id uuid
 );
 create type posthorn_impl.send_copy as (
-  item integer,
   recipient_agent_id uuid,
   message_id uuid,
   ciphertext bytea
@@ -103,6 +102,7 @@ create type posthorn_impl.send_item as (
   owner_id integer,
   connection_id uuid,
   agent_id uuid,
+  key text,
   recipient_agent_id uuid,
   group_id uuid,
   conversation_id uuid,
@@ -110,7 +110,9 @@ create type posthorn_impl.send_item as (
   sensitive boolean,
   planned_group_id uuid,
   planned_generation integer,
-  post_id uuid
+  post_id uuid,
+  copies posthorn_impl.send_copy[],
+  message_ids uuid[]
 );
 create type posthorn_impl.send_outcome as (
   item integer,
@@ -119,6 +121,8 @@ create type posthorn_impl.send_outcome as (
   conversation_id uuid,
   conversation_kind text,
   group_id uuid,
+  post_id uuid,
+  message_ids uuid[],
   created_at timestamp with time zone,
   expires_at timestamp with time zone,
   wakes integer[]
@@ -151,11 +155,11 @@ create table posthorn.agents (
 ); -- of posthorn_owner
 alter table posthorn.agents enable row level security;
 alter table posthorn.agents force row level security;
-create policy delete_proved on posthorn.agents for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.agents for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.agents for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.agents for select to posthorn_ops using (true);
 create policy select_proved on posthorn.agents for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.agents for update to posthorn_engine using (true);
+create policy update_proved on posthorn.agents for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.audit_entries (
   owner_id integer not null,
@@ -171,11 +175,11 @@ create table posthorn.audit_entries (
 ); -- of posthorn_owner
 alter table posthorn.audit_entries enable row level security;
 alter table posthorn.audit_entries force row level security;
-create policy delete_proved on posthorn.audit_entries for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.audit_entries for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.audit_entries for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.audit_entries for select to posthorn_ops using (true);
 create policy select_proved on posthorn.audit_entries for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.audit_entries for update to posthorn_engine using (true);
+create policy update_proved on posthorn.audit_entries for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.bodies (
   owner_id integer not null,
@@ -189,12 +193,12 @@ create table posthorn.bodies (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 alter table posthorn.bodies enable row level security;
 alter table posthorn.bodies force row level security;
-create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.bodies for select to posthorn_ops using (true);
 create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.bodies for update to posthorn_engine using (true);
+create policy update_proved on posthorn.bodies for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.connections (
   owner_id integer not null,
@@ -226,12 +230,12 @@ CREATE INDEX connections_by_parent ON posthorn.connections USING btree (owner_id
 CREATE TRIGGER _100_move_reach AFTER UPDATE OF expires_at, revoked_at ON posthorn.connections FOR EACH ROW WHEN (((old.expires_at IS DISTINCT FROM new.expires_at) OR (old.revoked_at IS DISTINCT FROM new.revoked_at))) EXECUTE FUNCTION posthorn_impl.tg_connections__move_reach();
 alter table posthorn.connections enable row level security;
 alter table posthorn.connections force row level security;
-create policy delete_proved on posthorn.connections for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.connections for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.connections for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.connections for select to posthorn_ops using (true);
 create policy select_presented on posthorn.connections for select to posthorn_prover using ((credential_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
 create policy select_proved on posthorn.connections for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.connections for update to posthorn_engine using (true);
+create policy update_proved on posthorn.connections for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.conversations (
   owner_id integer not null,
@@ -252,11 +256,11 @@ create table posthorn.conversations (
 ) with (fillfactor=70); -- of posthorn_owner
 alter table posthorn.conversations enable row level security;
 alter table posthorn.conversations force row level security;
-create policy delete_proved on posthorn.conversations for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.conversations for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.conversations for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.conversations for select to posthorn_ops using (true);
 create policy select_proved on posthorn.conversations for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.conversations for update to posthorn_engine using (true);
+create policy update_proved on posthorn.conversations for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.events (
   owner_id integer not null,
@@ -272,11 +276,11 @@ create table posthorn.events (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
-create policy delete_proved on posthorn.events for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.events for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.events for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.events for select to posthorn_ops using (true);
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.events for update to posthorn_engine using (true);
+create policy update_proved on posthorn.events for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.group_counters (
   owner_id integer not null,
@@ -290,10 +294,10 @@ create table posthorn.group_counters (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.group_counters enable row level security;
 alter table posthorn.group_counters force row level security;
-create policy delete_proved on posthorn.group_counters for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.group_counters for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.group_counters for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_proved on posthorn.group_counters for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.group_counters for update to posthorn_engine using (true);
+create policy update_proved on posthorn.group_counters for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.groups (
   owner_id integer not null,
@@ -317,11 +321,11 @@ create table posthorn.groups (
 ); -- of posthorn_owner
 alter table posthorn.groups enable row level security;
 alter table posthorn.groups force row level security;
-create policy delete_proved on posthorn.groups for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.groups for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.groups for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.groups for select to posthorn_ops using (true);
 create policy select_proved on posthorn.groups for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.groups for update to posthorn_engine using (true);
+create policy update_proved on posthorn.groups for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.idempotency_keys (
   owner_id integer not null,
@@ -334,17 +338,17 @@ create table posthorn.idempotency_keys (
   created_at timestamp with time zone not null,
   constraint fingerprint_is_sha256 CHECK ((octet_length(fingerprint) = 32)),
   constraint idempotency_keys_pkey PRIMARY KEY (owner_id, agent_id, operation, key),
-  constraint key_is_1_to_128_printable_ascii CHECK ((key ~ '^[ -~]{1,128}$'::text)),
+  constraint key_is_1_to_128_printable_ascii CHECK (((octet_length(key) <= 128) AND (key ~ '^[ -~]+$'::text))),
   constraint operation_is_known CHECK ((operation = ANY (ARRAY['send_message'::text, 'propose_collaboration'::text]))),
   constraint receipt_names_at_most_15_messages CHECK ((cardinality(message_ids) <= 15))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
-create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.idempotency_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.idempotency_keys for select to posthorn_ops using (true);
 create policy select_proved on posthorn.idempotency_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (true);
+create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.limits (
   name text not null,
@@ -371,11 +375,11 @@ create table posthorn.mailboxes (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.mailboxes enable row level security;
 alter table posthorn.mailboxes force row level security;
-create policy delete_proved on posthorn.mailboxes for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.mailboxes for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.mailboxes for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.mailboxes for select to posthorn_ops using (true);
 create policy select_proved on posthorn.mailboxes for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.mailboxes for update to posthorn_engine using (true);
+create policy update_proved on posthorn.mailboxes for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.members (
   owner_id integer not null,
@@ -388,11 +392,11 @@ create table posthorn.members (
 CREATE INDEX members_by_agent ON posthorn.members USING btree (owner_id, agent_id);
 alter table posthorn.members enable row level security;
 alter table posthorn.members force row level security;
-create policy delete_proved on posthorn.members for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.members for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.members for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.members for select to posthorn_ops using (true);
 create policy select_proved on posthorn.members for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.members for update to posthorn_engine using (true);
+create policy update_proved on posthorn.members for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.message_transitions (
   from_state text not null,
@@ -427,11 +431,11 @@ create table posthorn.messages (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
-create policy delete_proved on posthorn.messages for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.messages for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.messages for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.messages for select to posthorn_ops using (true);
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.messages for update to posthorn_engine using (true);
+create policy update_proved on posthorn.messages for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.owner_keys (
   owner_id integer not null,
@@ -444,10 +448,10 @@ create table posthorn.owner_keys (
 ); -- of posthorn_owner
 alter table posthorn.owner_keys enable row level security;
 alter table posthorn.owner_keys force row level security;
-create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.owner_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_proved on posthorn.owner_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.owner_keys for update to posthorn_engine using (true);
+create policy update_proved on posthorn.owner_keys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.owners (
   owner_id integer not null generated always as identity,
@@ -463,12 +467,12 @@ create table posthorn.owners (
 ); -- of posthorn_owner
 alter table posthorn.owners enable row level security;
 alter table posthorn.owners force row level security;
-create policy delete_proved on posthorn.owners for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.owners for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.owners for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.owners for select to posthorn_ops using (true);
 create policy select_any on posthorn.owners for select to posthorn_prover using (true);
 create policy select_proved on posthorn.owners for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.owners for update to posthorn_engine using (true);
+create policy update_proved on posthorn.owners for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.posts (
   owner_id integer not null,
@@ -482,11 +486,11 @@ create table posthorn.posts (
 ); -- of posthorn_owner
 alter table posthorn.posts enable row level security;
 alter table posthorn.posts force row level security;
-create policy delete_proved on posthorn.posts for delete to posthorn_engine using (true);
+create policy delete_proved on posthorn.posts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.posts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.posts for update to posthorn_engine using (true);
+create policy update_proved on posthorn.posts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.ring_keys (
   ring_key_id text not null,
@@ -627,18 +631,20 @@ create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uu
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, outcome text, detail jsonb, group_id uuid, generation integer, group_expires_at timestamp with time zone, recipient_agent_id uuid, agent_low uuid, agent_high uuid)
-  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid)
+  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
-create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_copies posthorn_impl.send_copy[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
@@ -667,6 +673,8 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text

@@ -98,10 +98,10 @@ describe('row level security', () => {
     const tables = await column(`select t.relname from (${TENANT_TABLES}) t`);
     const shape = '(owner_id = any (select posthorn_impl.proved_owners as proved_owners::integer[])) is true';
     const expected = tables.flatMap((table) => [
-      `${table} delete_proved DELETE | true | -`,
+      `${table} delete_proved DELETE | ${shape} | -`,
       `${table} insert_proved INSERT | - | ${shape}`,
       `${table} select_proved SELECT | ${shape} | -`,
-      `${table} update_proved UPDATE | true | -`,
+      `${table} update_proved UPDATE | ${shape} | true`,
     ]);
     const found = await column(
       `select concat(tablename, ' ', policyname, ' ', cmd, ' | ', coalesce(qual, '-'), ' | ', coalesce(with_check, '-'))
