@@ -174,13 +174,13 @@ create table posthorn.agents (
 ); -- of posthorn_owner
 alter table posthorn.agents enable row level security;
 alter table posthorn.agents force row level security;
-create policy delete_deleted on posthorn.agents for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.agents for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.agents for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.agents for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.agents for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.agents for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.agents for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.agents for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.agents for update to posthorn_engine using (true);
+create policy update_proved on posthorn.agents for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.audit_entries (
   owner_id integer not null,
@@ -196,13 +196,13 @@ create table posthorn.audit_entries (
 ); -- of posthorn_owner
 alter table posthorn.audit_entries enable row level security;
 alter table posthorn.audit_entries force row level security;
-create policy delete_deleted on posthorn.audit_entries for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.audit_entries for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.audit_entries for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.audit_entries for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.audit_entries for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.audit_entries for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.audit_entries for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.audit_entries for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.audit_entries for update to posthorn_engine using (true);
+create policy update_proved on posthorn.audit_entries for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.bodies (
   owner_id integer not null,
@@ -217,14 +217,14 @@ create table posthorn.bodies (
 CREATE INDEX bodies_by_deadline ON posthorn.bodies USING brin (expires_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.bodies enable row level security;
 alter table posthorn.bodies force row level security;
-create policy delete_deleted on posthorn.bodies for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.bodies for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.bodies for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.bodies for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.bodies for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.bodies for update to posthorn_engine using (true);
+create policy update_proved on posthorn.bodies for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.connections (
   owner_id integer not null,
@@ -256,14 +256,14 @@ CREATE INDEX connections_by_parent ON posthorn.connections USING btree (owner_id
 CREATE TRIGGER _100_move_reach AFTER UPDATE OF expires_at, revoked_at ON posthorn.connections FOR EACH ROW WHEN (((old.expires_at IS DISTINCT FROM new.expires_at) OR (old.revoked_at IS DISTINCT FROM new.revoked_at))) EXECUTE FUNCTION posthorn_impl.tg_connections__move_reach();
 alter table posthorn.connections enable row level security;
 alter table posthorn.connections force row level security;
-create policy delete_deleted on posthorn.connections for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.connections for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.connections for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.connections for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.connections for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.connections for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.connections for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_presented on posthorn.connections for select to posthorn_prover using ((credential_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
 create policy select_proved on posthorn.connections for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.connections for update to posthorn_engine using (true);
+create policy update_proved on posthorn.connections for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.conversations (
   owner_id integer not null,
@@ -284,13 +284,13 @@ create table posthorn.conversations (
 ) with (fillfactor=70); -- of posthorn_owner
 alter table posthorn.conversations enable row level security;
 alter table posthorn.conversations force row level security;
-create policy delete_deleted on posthorn.conversations for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.conversations for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.conversations for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.conversations for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.conversations for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.conversations for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.conversations for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.conversations for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.conversations for update to posthorn_engine using (true);
+create policy update_proved on posthorn.conversations for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.events (
   owner_id integer not null,
@@ -307,15 +307,15 @@ create table posthorn.events (
 CREATE INDEX events_by_age ON posthorn.events USING brin (occurred_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
-create policy delete_deleted on posthorn.events for delete to posthorn_jobs using (true);
-create policy delete_outdated on posthorn.events for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.events for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.events for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.events for delete to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
+create policy delete_proved on posthorn.events for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.events for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.events for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.events for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.events for update to posthorn_engine using (true);
+create policy update_proved on posthorn.events for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.group_counters (
   owner_id integer not null,
@@ -329,12 +329,12 @@ create table posthorn.group_counters (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.group_counters enable row level security;
 alter table posthorn.group_counters force row level security;
-create policy delete_deleted on posthorn.group_counters for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.group_counters for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.group_counters for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.group_counters for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.group_counters for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_deleted on posthorn.group_counters for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.group_counters for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.group_counters for update to posthorn_engine using (true);
+create policy update_proved on posthorn.group_counters for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.groups (
   owner_id integer not null,
@@ -358,13 +358,13 @@ create table posthorn.groups (
 ); -- of posthorn_owner
 alter table posthorn.groups enable row level security;
 alter table posthorn.groups force row level security;
-create policy delete_deleted on posthorn.groups for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.groups for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.groups for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.groups for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.groups for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.groups for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.groups for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.groups for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.groups for update to posthorn_engine using (true);
+create policy update_proved on posthorn.groups for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.held_bodies (
   owner_id integer not null,
@@ -379,13 +379,13 @@ create table posthorn.held_bodies (
 ); -- of posthorn_owner
 alter table posthorn.held_bodies enable row level security;
 alter table posthorn.held_bodies force row level security;
-create policy delete_deleted on posthorn.held_bodies for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.held_bodies for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.held_bodies for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.held_bodies for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.held_bodies for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.held_bodies for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.held_bodies for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.held_bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.held_bodies for update to posthorn_engine using (true);
+create policy update_proved on posthorn.held_bodies for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.idempotency_keys (
   owner_id integer not null,
@@ -405,15 +405,15 @@ create table posthorn.idempotency_keys (
 CREATE INDEX idempotency_keys_by_age ON posthorn.idempotency_keys USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
-create policy delete_deleted on posthorn.idempotency_keys for delete to posthorn_jobs using (true);
-create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.idempotency_keys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.idempotency_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.idempotency_keys for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.idempotency_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.idempotency_keys for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.idempotency_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (true);
+create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.limits (
   name text not null,
@@ -440,13 +440,13 @@ create table posthorn.mailboxes (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.mailboxes enable row level security;
 alter table posthorn.mailboxes force row level security;
-create policy delete_deleted on posthorn.mailboxes for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.mailboxes for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.mailboxes for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.mailboxes for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.mailboxes for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.mailboxes for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.mailboxes for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.mailboxes for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.mailboxes for update to posthorn_engine using (true);
+create policy update_proved on posthorn.mailboxes for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.members (
   owner_id integer not null,
@@ -459,13 +459,13 @@ create table posthorn.members (
 CREATE INDEX members_by_agent ON posthorn.members USING btree (owner_id, agent_id);
 alter table posthorn.members enable row level security;
 alter table posthorn.members force row level security;
-create policy delete_deleted on posthorn.members for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.members for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.members for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.members for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.members for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.members for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.members for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.members for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.members for update to posthorn_engine using (true);
+create policy update_proved on posthorn.members for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.message_transitions (
   from_state text not null,
@@ -506,15 +506,15 @@ CREATE INDEX messages_by_age ON posthorn.messages USING brin (created_at) WITH (
 CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
-create policy delete_deleted on posthorn.messages for delete to posthorn_jobs using (true);
-create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.messages for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.messages for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_proved on posthorn.messages for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.messages for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.messages for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.messages for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.messages for select to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.messages for update to posthorn_engine using (true);
+create policy update_proved on posthorn.messages for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.owner_keys (
   owner_id integer not null,
@@ -527,14 +527,14 @@ create table posthorn.owner_keys (
 ); -- of posthorn_owner
 alter table posthorn.owner_keys enable row level security;
 alter table posthorn.owner_keys force row level security;
-create policy delete_deleted on posthorn.owner_keys for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.owner_keys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.owner_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_admin on posthorn.owner_keys for select to posthorn_admin using (true);
 create policy select_deleted on posthorn.owner_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.owner_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_admin on posthorn.owner_keys for update to posthorn_admin using (true);
-create policy update_proved on posthorn.owner_keys for update to posthorn_engine using (true);
+create policy update_proved on posthorn.owner_keys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.owners (
   owner_id integer not null generated always as identity,
@@ -551,8 +551,8 @@ create table posthorn.owners (
 ); -- of posthorn_owner
 alter table posthorn.owners enable row level security;
 alter table posthorn.owners force row level security;
-create policy delete_deleted on posthorn.owners for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.owners for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.owners for delete to posthorn_jobs using ((deleted_at IS NOT NULL));
+create policy delete_proved on posthorn.owners for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.owners for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_admin on posthorn.owners for select to posthorn_admin using (true);
 create policy select_all on posthorn.owners for select to posthorn_ops using (true);
@@ -560,7 +560,7 @@ create policy select_any on posthorn.owners for select to posthorn_prover using 
 create policy select_deleted on posthorn.owners for select to posthorn_jobs using ((deleted_at IS NOT NULL));
 create policy select_proved on posthorn.owners for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
-create policy update_proved on posthorn.owners for update to posthorn_engine using (true);
+create policy update_proved on posthorn.owners for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.posts (
   owner_id integer not null,
@@ -574,15 +574,15 @@ create table posthorn.posts (
 ); -- of posthorn_owner
 alter table posthorn.posts enable row level security;
 alter table posthorn.posts force row level security;
-create policy delete_deleted on posthorn.posts for delete to posthorn_jobs using (true);
-create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.posts for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.posts for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_proved on posthorn.posts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.posts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.posts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_outdated on posthorn.posts for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.posts for update to posthorn_engine using (true);
+create policy update_proved on posthorn.posts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.proposal_transitions (
   from_state text not null,
@@ -635,16 +635,16 @@ CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, gro
 CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
 alter table posthorn.proposals enable row level security;
 alter table posthorn.proposals force row level security;
-create policy delete_deleted on posthorn.proposals for delete to posthorn_jobs using (true);
-create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (true);
-create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (true);
+create policy delete_deleted on posthorn.proposals for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.proposals for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.proposals for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.proposals for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_jobs on posthorn.proposals for select to posthorn_jobs using (((state = 'pending'::text) AND (expires_at <= ( SELECT posthorn_impl.clock() AS clock))));
 create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
-create policy update_proved on posthorn.proposals for update to posthorn_engine using (true);
+create policy update_proved on posthorn.proposals for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.ring_keys (
   ring_key_id text not null,

@@ -20,6 +20,7 @@ const POOL_SIZE = 10;
 const LANE_POOL_SIZE = 4;
 /** How long requests under way may take after the port is closed, in milliseconds. */
 const DRAIN_MS = 10_000;
+const IDLE_CHECK_MS = 20;
 
 export interface Pod {
   url: string;
@@ -93,8 +94,10 @@ export async function startPod(options: {
 /** Resolves when every connection is closed; those still busy after the drain are cut. */
 async function closeServer(server: Server): Promise<void> {
   const closed = new Promise<void>((resolve) => server.close(() => resolve()));
-  server.closeIdleConnections();
-  const timer = setTimeout(() => server.closeAllConnections(), DRAIN_MS);
+  // again and again, since a connection that answers during the drain stays open for its keep-alive of 5 s
+  const idle = setInterval(() => server.closeIdleConnections(), IDLE_CHECK_MS);
+  const late = setTimeout(() => server.closeAllConnections(), DRAIN_MS);
   await closed;
-  clearTimeout(timer);
+  clearInterval(idle);
+  clearTimeout(late);
 }

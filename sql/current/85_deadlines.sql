@@ -139,7 +139,10 @@ begin
     execute format(
       'create policy select_outdated on posthorn.%I for select to posthorn_jobs using (%s and %I <= (select posthorn_impl.clock() - make_interval(days => l.value::int) from posthorn.limits l where l.name = %L))',
       v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
-    execute format('create policy delete_outdated on posthorn.%I for delete to posthorn_jobs using (true)', v_rule.table_name);
+    -- the same for deleting: a delete without a where clause is not under the select policy
+    execute format(
+      'create policy delete_outdated on posthorn.%I for delete to posthorn_jobs using (%s and %I <= (select posthorn_impl.clock() - make_interval(days => l.value::int) from posthorn.limits l where l.name = %L))',
+      v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
   end loop;
 end $$;
 grant delete on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.events, posthorn.proposals to posthorn_jobs;

@@ -93,16 +93,16 @@ set local role posthorn_owner;
 do $$
 declare
   v_table text;
+  v_rule text;
 begin
   foreach v_table in array array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations', 'proposals', 'posts', 'messages',
     'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
     execute format('drop policy if exists select_deleted on posthorn.%I', v_table);
     execute format('drop policy if exists delete_deleted on posthorn.%I', v_table);
-    execute format(
-      'create policy select_deleted on posthorn.%I for select to posthorn_jobs using (%s)', v_table,
-      case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end);
-    execute format('create policy delete_deleted on posthorn.%I for delete to posthorn_jobs using (true)', v_table);
+    v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;
+    execute format('create policy select_deleted on posthorn.%I for select to posthorn_jobs using (%s)', v_table, v_rule);
+    execute format('create policy delete_deleted on posthorn.%I for delete to posthorn_jobs using (%s)', v_table, v_rule);
     execute format('grant delete, select (owner_id) on posthorn.%I to posthorn_jobs', v_table);
   end loop;
 end $$;

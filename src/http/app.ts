@@ -6,7 +6,7 @@ import type { Logger } from 'pino';
 import { PosthornError, toPosthornError } from '../errors.ts';
 import { OPERATIONS } from '../operations/index.ts';
 import type { Services } from '../operations/operation.ts';
-import { challenge } from './bearer.ts';
+import { challenge } from '../request/bearer.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
 import { openApiDocument } from './openapi.ts';
 import { operationRoute } from './operation-route.ts';

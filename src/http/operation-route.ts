@@ -3,8 +3,8 @@ import { z } from 'zod';
 import { invalidRequest, PosthornError } from '../errors.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
-import { namedForDevice, readBearer } from './bearer.ts';
-import { readJsonObject } from './json-body.ts';
+import { namedForDevice, readBearer } from '../request/bearer.ts';
+import { readJsonObject } from '../request/json-body.ts';
 
 /** The endpoint of an operation. */
 export function operationRoute(operation: Operation, services: Services, draining: AbortSignal): Middleware {

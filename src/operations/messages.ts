@@ -263,7 +263,7 @@ async function waitForMail(
   try {
     // mail that came between the page and the subscription woke nobody
     const [now] = await agentStatus(pool, { credential, agentId: agent });
-    if (now!.pendingMessages === 0) await woken.promise;
+    if (now!.pendingMessages === 0 && !signal.aborted) await woken.promise;
   } finally {
     clearTimeout(timer);
     unsubscribe();

@@ -172,6 +172,8 @@ export interface Send {
   conversation?: string;
   replyTo?: string;
   body?: string;
+  /** What the owner is asked, where no collaboration reaches the recipient. */
+  purpose?: string;
   key?: string;
   isSensitive?: boolean;
 }
@@ -203,9 +205,13 @@ export async function sealBatch(world: World, items: Send[]): Promise<Parameters
     keys: items.map(({ key }) => key ?? newKey()),
     fingerprints: sealed.map((item) => item.fingerprint),
     repliesTo: items.map(({ replyTo }) => replyTo ?? null),
+    purposes: items.map(({ purpose }) => purpose ?? null),
+    names: items.map(() => null),
+    durationsHours: items.map(() => null),
     sensitive: items.map(({ isSensitive }) => isSensitive ?? false),
     plannedGroupIds: plans.map((plan) => plan.groupId),
     plannedGenerations: plans.map((plan) => plan.generation),
+    holdIds: sealed.map((item) => item.holdId),
     postIds: sealed.map((item) => item.postId),
     copyItems: copies.map((copy) => copy.item),
     copyRecipients: copies.map((copy) => copy.recipientAgentId),
@@ -215,16 +221,17 @@ export async function sealBatch(world: World, items: Send[]): Promise<Parameters
 }
 
 async function sealOne(world: World, send: Send, plan: functions.PlanSendsRow, item: number) {
-  if (plan.problem !== null) return { fingerprint: Buffer.alloc(32), postId: null, copies: [] };
+  if (plan.problem !== null) return { fingerprint: Buffer.alloc(32), holdId: null, postId: null, copies: [] };
   const keys = await world.ownerKeysOf(plan.ownerId!, send.from.credential);
   const { to, group, conversation, replyTo, body = 'Hello' } = send;
-  const containerId = plan.groupId;
+  const holdId = plan.isHeld ? makeId() : null;
+  const containerId = holdId ?? plan.groupId;
   const recipients = containerId === null ? [] : plan.recipientAgentIds;
   const copies = recipients.map((recipientAgentId) => {
     const messageId = makeId();
     const binding = {
       ownerId: plan.ownerId!,
-      containerKind: 'group' as const,
+      containerKind: holdId === null ? ('group' as const) : ('hold' as const),
       containerId: containerId!,
       senderAgentId: plan.agentId!,
       recipientAgentId,
@@ -234,6 +241,7 @@ async function sealOne(world: World, send: Send, plan: functions.PlanSendsRow, i
   });
   return {
     fingerprint: fingerprint(keys, { to: to?.id, group: group?.id, conversation, replyTo, body }),
+    holdId,
     postId: plan.isPost && copies.length > 0 ? makeId() : null,
     copies,
   };
@@ -298,4 +306,9 @@ export async function refusal(call: Promise<unknown>): Promise<{ code: string; d
     return code.startsWith('MH') ? { code: message, detail: JSON.parse(detail ?? '{}') } : { code };
   }
   throw new Error('The call was not refused.');
+}
+
+/** The refusals of calls made at once. */
+export async function refusals(calls: Promise<unknown>[]): Promise<{ code: string; detail?: unknown }[]> {
+  return await Promise.all(calls.map(refusal));
 }

@@ -1,5 +1,13 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { approveProposal, changeOwnerSettings, denyProposal, liftDenial, renewGroup, revokeAgent, revokeGroup } from '../../src/db/functions.ts';
+import {
+  approveProposal,
+  changeOwnerSettings,
+  denyProposal,
+  liftDenial,
+  renewGroup,
+  revokeAgent,
+  revokeGroup,
+} from '../../src/db/functions.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 
 let posthorn: TestPosthorn;
@@ -21,20 +29,33 @@ async function strangers(count = 2): Promise<TestAgent[]> {
   return await Promise.all(Array.from({ length: count }, (_, index) => owner.agent(`agent ${index}`)));
 }
 
-const approve = (proposalId: string, edits: object = {}) => owner.act((db, credential) => approveProposal(db, { credential, proposalId, ...edits }));
+const approve = (proposalId: string, edits: object = {}) =>
+  owner.act((db, credential) => approveProposal(db, { credential, proposalId, ...edits }));
 const deny = (proposalId: string) => owner.act((db, credential) => denyProposal(db, { credential, proposalId }));
-const status = (agent: TestAgent, messageId: string) => agent.call('GET', `/messages/${messageId}?agent_id=${agent.id}`).then(({ body }) => body.state);
+const status = (agent: TestAgent, messageId: string) =>
+  agent.call('GET', `/messages/${messageId}?agent_id=${agent.id}`).then(({ body }) => body.state);
 const proposal = (agent: TestAgent, id: string) => agent.call('GET', `/proposals/${id}?agent_id=${agent.id}`);
-const received = async (agent: TestAgent) => (await agent.receive()).body.messages.map((message: { body: string }) => message.body);
-const moveClock = (interval: string) => posthorn.database.admin.query(`update posthorn_test.clock set shift = shift + $1::interval`, [interval]);
+const received = async (agent: TestAgent) =>
+  (await agent.receive()).body.messages.map((message: { body: string }) => message.body);
+const moveClock = (interval: string) =>
+  posthorn.database.admin.query(`update posthorn_test.clock set shift = shift + $1::interval`, [interval]);
 
 test('a send without a collaboration asks the owner and is held until approval', async () => {
   const [a, b] = (await strangers()) as [TestAgent, TestAgent];
-  expect((await a.send(say({ recipient_agent_id: b.id }))).body).toMatchObject({ error: 'purpose_required', retryable: false });
+  expect((await a.send(say({ recipient_agent_id: b.id }))).body).toMatchObject({
+    error: 'purpose_required',
+    retryable: false,
+  });
 
   const message = say({ recipient_agent_id: b.id, purpose: 'Review', body: 'one' });
   const held = await a.send(message);
-  expect(held.body).toMatchObject({ state: 'held', group_id: null, conversation_id: null, conversation_kind: 'pair', proposal_id: expect.any(String) });
+  expect(held.body).toMatchObject({
+    state: 'held',
+    group_id: null,
+    conversation_id: null,
+    conversation_kind: 'pair',
+    proposal_id: expect.any(String),
+  });
   expect((await a.send(message, 1)).body).toMatchObject({ id: held.body.id, state: 'held', replayed: true });
   const second = await a.send(say({ recipient_agent_id: b.id, purpose: 'Other words', body: 'two' }), 1);
   expect(second.body.proposal_id, 'the same request').toBe(held.body.proposal_id);
@@ -42,18 +63,35 @@ test('a send without a collaboration asks the owner and is held until approval',
   expect(back.body.proposal_id).toBe(held.body.proposal_id);
   expect(await received(b)).toEqual([]);
 
-  expect((await proposal(a, held.body.proposal_id)).body).toMatchObject({ state: 'pending', kind: 'new', purpose: 'Review', held_messages: 3 });
-  expect((await proposal(b, held.body.proposal_id)).body, 'its words are not for the other side yet').toMatchObject({ state: 'pending', purpose: null, name: null });
+  expect((await proposal(a, held.body.proposal_id)).body).toMatchObject({
+    state: 'pending',
+    kind: 'new',
+    purpose: 'Review',
+    held_messages: 3,
+  });
+  expect((await proposal(b, held.body.proposal_id)).body, 'its words are not for the other side yet').toMatchObject({
+    state: 'pending',
+    purpose: null,
+    name: null,
+  });
   expect((await a.call('GET', `/agents?agent_id=${a.id}`)).body.proposals).toHaveLength(1);
   expect((await b.call('GET', `/status?agent_id=${b.id}`)).body.pending_proposals).toBe(1);
 
   await approve(held.body.proposal_id, { name: 'Edited', durationHours: 24 });
   expect(await received(b)).toEqual(['one', 'two']);
   expect(await received(a)).toEqual(['three']);
-  expect((await proposal(b, held.body.proposal_id)).body).toMatchObject({ state: 'approved', name: 'Edited', purpose: 'Review', held_messages: 0 });
+  expect((await proposal(b, held.body.proposal_id)).body).toMatchObject({
+    state: 'approved',
+    name: 'Edited',
+    purpose: 'Review',
+    held_messages: 0,
+  });
   const { groups } = (await a.call('GET', `/groups?agent_id=${a.id}`)).body;
   expect(groups).toMatchObject([{ name: 'Edited', state: 'active', agent_ids: [a.id, b.id].sort() }]);
-  const events = await posthorn.database.admin.query('select kind, state from posthorn.events where agent_id = $1 order by seq', [a.id]);
+  const events = await posthorn.database.admin.query(
+    'select kind, state from posthorn.events where agent_id = $1 order by seq',
+    [a.id],
+  );
   expect(events.rows).toContainEqual({ kind: 'proposal.decided', state: 'queued' });
 });
 
@@ -62,7 +100,10 @@ test('a denial fences, and the same agents cannot ask again for 24 hours unless 
   const held = await a.send(say({ recipient_agent_id: b.id, purpose: 'Please' }));
   await deny(held.body.proposal_id);
   expect(await status(a, held.body.id)).toBe('denied');
-  expect((await posthorn.database.admin.query('select from posthorn.held_bodies where message_id = $1', [held.body.id])).rowCount).toBe(0);
+  expect(
+    (await posthorn.database.admin.query('select from posthorn.held_bodies where message_id = $1', [held.body.id]))
+      .rowCount,
+  ).toBe(0);
   expect((await b.send(say({ recipient_agent_id: a.id, purpose: 'Again' }))).body.error).toBe('recently_denied');
   await expect(approve(held.body.proposal_id)).rejects.toMatchObject({ code: 'MHADC' });
   await owner.act((db, credential) => liftDenial(db, { credential, proposalId: held.body.proposal_id }));
@@ -86,7 +127,11 @@ test('one decision wins', async () => {
   for (let round = 0; round < 10; round++) {
     const [a, b] = (await strangers()) as [TestAgent, TestAgent];
     const held = await a.send(say({ recipient_agent_id: b.id, purpose: 'Race' }));
-    const decisions = await Promise.allSettled([approve(held.body.proposal_id), approve(held.body.proposal_id), deny(held.body.proposal_id)]);
+    const decisions = await Promise.allSettled([
+      approve(held.body.proposal_id),
+      approve(held.body.proposal_id),
+      deny(held.body.proposal_id),
+    ]);
     expect(decisions.filter(({ status }) => status === 'fulfilled')).toHaveLength(1);
     const { state } = (await proposal(a, held.body.proposal_id)).body;
     expect(await received(b)).toHaveLength(state === 'approved' ? 1 : 0);
@@ -97,9 +142,19 @@ test('limits: five requests an agent, twenty held messages a request', async () 
   const [a, ...others] = (await strangers(7)) as [TestAgent, ...TestAgent[]];
   const answers = [];
   for (const other of others) answers.push((await a.send(say({ recipient_agent_id: other.id, purpose: 'Many' }))).body);
-  expect(answers.map(({ state, error }) => state ?? error)).toEqual(['held', 'held', 'held', 'held', 'held', 'proposal_limit']);
-  for (let index = 0; index < 19; index++) expect((await a.send(say({ recipient_agent_id: others[0]!.id, purpose: 'More' }))).body.state).toBe('held');
-  expect((await a.send(say({ recipient_agent_id: others[0]!.id, purpose: 'More' }))).body.error).toBe('conversation_capped');
+  expect(answers.map(({ state, error }) => state ?? error)).toEqual([
+    'held',
+    'held',
+    'held',
+    'held',
+    'held',
+    'proposal_limit',
+  ]);
+  for (let index = 0; index < 19; index++)
+    expect((await a.send(say({ recipient_agent_id: others[0]!.id, purpose: 'More' }))).body.state).toBe('held');
+  expect((await a.send(say({ recipient_agent_id: others[0]!.id, purpose: 'More' }))).body.error).toBe(
+    'conversation_capped',
+  );
 });
 
 describe('a capped conversation', () => {
@@ -119,7 +174,10 @@ describe('a capped conversation', () => {
     const { a, b, conversationId, groupId } = await capped();
     const held = await a.send(say({ recipient_agent_id: b.id, body: 'twenty-first' }));
     expect(held.body).toMatchObject({ state: 'held', conversation_id: conversationId, group_id: groupId });
-    expect((await proposal(a, held.body.proposal_id)).body).toMatchObject({ kind: 'continue', conversation_id: conversationId });
+    expect((await proposal(a, held.body.proposal_id)).body).toMatchObject({
+      kind: 'continue',
+      conversation_id: conversationId,
+    });
     await approve(held.body.proposal_id);
     expect(await received(b)).toContain('twenty-first');
     const next = await a.send(say({ recipient_agent_id: b.id }));
@@ -130,12 +188,20 @@ describe('a capped conversation', () => {
     const [a, b] = (await strangers()) as [TestAgent, TestAgent];
     const group = await owner.group([a, b]);
     const post = await a.send(say({ group_id: group.id }));
-    const early = await a.call('POST', '/proposals', { agent_id: a.id, kind: 'continue', conversation_id: post.body.conversation_id });
+    const early = await a.call('POST', '/proposals', {
+      agent_id: a.id,
+      kind: 'continue',
+      conversation_id: post.body.conversation_id,
+    });
     expect([early.status, early.body.error]).toEqual([409, 'not_capped']);
     for (let index = 0; index < 19; index++) await a.send(say({ group_id: group.id }));
     const over = await a.send(say({ group_id: group.id }));
     expect(over.body).toMatchObject({ error: 'conversation_capped', conversation_id: post.body.conversation_id });
-    const asked = await b.call('POST', '/proposals', { agent_id: b.id, kind: 'continue', conversation_id: post.body.conversation_id });
+    const asked = await b.call('POST', '/proposals', {
+      agent_id: b.id,
+      kind: 'continue',
+      conversation_id: post.body.conversation_id,
+    });
     expect([asked.status, asked.body.state, asked.body.agent_ids]).toEqual([201, 'pending', [a.id, b.id].sort()]);
     await approve(asked.body.id);
     expect((await a.send(say({ group_id: group.id }))).status).toBe(201);
@@ -194,9 +260,17 @@ describe('automatic approval', () => {
     const [a, b, c] = (await strangers(3)) as [TestAgent, TestAgent, TestAgent];
     const waiting = await a.send(say({ recipient_agent_id: b.id, purpose: 'Before the switch' }));
     await owner.act((db, credential) => changeOwnerSettings(db, { credential, automaticApproval: true }));
-    expect((await a.send(say({ recipient_agent_id: b.id, purpose: 'Joins what waits' }))).body).toMatchObject({ state: 'held', proposal_id: waiting.body.proposal_id });
+    expect((await a.send(say({ recipient_agent_id: b.id, purpose: 'Joins what waits' }))).body).toMatchObject({
+      state: 'held',
+      proposal_id: waiting.body.proposal_id,
+    });
     const sent = await a.send(say({ recipient_agent_id: c.id, purpose: 'Now', body: 'now', duration_hours: 720 }));
-    expect(sent.body).toMatchObject({ state: 'queued', auto_approved: true, group_id: expect.any(String), conversation_id: expect.any(String) });
+    expect(sent.body).toMatchObject({
+      state: 'queued',
+      auto_approved: true,
+      group_id: expect.any(String),
+      conversation_id: expect.any(String),
+    });
     expect(await received(c)).toEqual(['now']);
     const { groups } = (await a.call('GET', `/groups?agent_id=${a.id}`)).body;
     const hours = (Date.parse(groups[0].expires_at) - Date.parse(groups[0].approved_at)) / 3_600_000;
@@ -210,9 +284,19 @@ describe('automatic approval', () => {
   test('answers a proposal as approved, with its group', async () => {
     const [a, b, c] = (await strangers(3)) as [TestAgent, TestAgent, TestAgent];
     await owner.act((db, credential) => changeOwnerSettings(db, { credential, automaticApproval: true }));
-    const ask = () => a.call('POST', '/proposals', { agent_id: a.id, peer_agent_ids: [b.id, c.id], name: 'Team', purpose: 'Build' });
+    const ask = () =>
+      a.call('POST', '/proposals', { agent_id: a.id, peer_agent_ids: [b.id, c.id], name: 'Team', purpose: 'Build' });
     const asked = await ask();
-    expect([asked.status, asked.body.state, asked.body.group.agent_ids]).toEqual([201, 'approved', [a.id, b.id, c.id].sort()]);
-    expect((await ask()).body, 'the same set already shares it').toMatchObject({ id: null, state: 'approved', group: { id: asked.body.group.id }, replayed: true });
+    expect([asked.status, asked.body.state, asked.body.group.agent_ids]).toEqual([
+      201,
+      'approved',
+      [a.id, b.id, c.id].sort(),
+    ]);
+    expect((await ask()).body, 'the same set already shares it').toMatchObject({
+      id: null,
+      state: 'approved',
+      group: { id: asked.body.group.id },
+      replayed: true,
+    });
   });
 });

@@ -98,10 +98,10 @@ describe('row level security', () => {
     const tables = await column(`select t.relname from (${TENANT_TABLES}) t`);
     const shape = '(owner_id = any (select posthorn_impl.proved_owners as proved_owners::integer[])) is true';
     const expected = tables.flatMap((table) => [
-      `${table} delete_proved DELETE | true | -`,
+      `${table} delete_proved DELETE | ${shape} | -`,
       `${table} insert_proved INSERT | - | ${shape}`,
       `${table} select_proved SELECT | ${shape} | -`,
-      `${table} update_proved UPDATE | true | -`,
+      `${table} update_proved UPDATE | ${shape} | true`,
     ]);
     const found = await column(
       `select concat(tablename, ' ', policyname, ' ', cmd, ' | ', coalesce(qual, '-'), ' | ', coalesce(with_check, '-'))
@@ -624,15 +624,7 @@ async function writable(role: string): Promise<string[]> {
   );
 }
 
-/** Majors of PostgreSQL print the same expression with other parentheses and case. */
+/** Majors of PostgreSQL print the same expression with other parentheses. */
 function withoutParentheses(expression: string): string {
-  return expression
-    .replaceAll(/[()]/g, '')
-    .replaceAll(/\s+/g, ' ')
-    .replaceAll('ANY', 'any')
-    .replaceAll('SELECT', 'select')
-    .replaceAll('IS TRUE', 'is true')
-    .replaceAll(' AS ', ' as ')
-    .replaceAll(/^\s|\s$|(?<=\|) | (?=\|)/g, '')
-    .replaceAll('any  ', 'any ');
+  return expression.toLowerCase().replaceAll(/[()\s]/g, '');
 }
