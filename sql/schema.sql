@@ -112,7 +112,6 @@ create type posthorn_impl.proven as (
   bound_agent_id uuid
 );
 create type posthorn_impl.send_copy as (
-  item integer,
   recipient_agent_id uuid,
   message_id uuid,
   ciphertext bytea
@@ -122,6 +121,7 @@ create type posthorn_impl.send_item as (
   owner_id integer,
   connection_id uuid,
   agent_id uuid,
+  key text,
   recipient_agent_id uuid,
   group_id uuid,
   conversation_id uuid,
@@ -133,7 +133,9 @@ create type posthorn_impl.send_item as (
   planned_group_id uuid,
   planned_generation integer,
   hold_id uuid,
-  post_id uuid
+  post_id uuid,
+  copies posthorn_impl.send_copy[],
+  message_ids uuid[]
 );
 create type posthorn_impl.send_outcome as (
   item integer,
@@ -142,6 +144,8 @@ create type posthorn_impl.send_outcome as (
   conversation_id uuid,
   conversation_kind text,
   group_id uuid,
+  post_id uuid,
+  message_ids uuid[],
   created_at timestamp with time zone,
   expires_at timestamp with time zone,
   wakes integer[]
@@ -398,7 +402,7 @@ create table posthorn.idempotency_keys (
   created_at timestamp with time zone not null,
   constraint fingerprint_is_sha256 CHECK ((octet_length(fingerprint) = 32)),
   constraint idempotency_keys_pkey PRIMARY KEY (owner_id, agent_id, operation, key),
-  constraint key_is_1_to_128_printable_ascii CHECK ((key ~ '^[ -~]{1,128}$'::text)),
+  constraint key_is_1_to_128_printable_ascii CHECK (((octet_length(key) <= 128) AND (key ~ '^[ -~]+$'::text))),
   constraint operation_is_known CHECK ((operation = ANY (ARRAY['send_message'::text, 'propose_collaboration'::text]))),
   constraint receipt_names_at_most_15_messages CHECK ((cardinality(message_ids) <= 15))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
@@ -819,16 +823,16 @@ create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uu
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, outcome text, detail jsonb, group_id uuid, generation integer, group_expires_at timestamp with time zone, recipient_agent_id uuid, agent_low uuid, agent_high uuid, conversation_id uuid, conversation_room bigint, hold_kind text)
-  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
+  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.agents_of_proposals(p_owner_id integer, p_proposal_ids uuid[]) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_copies posthorn_impl.send_copy[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
@@ -839,6 +843,8 @@ create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
@@ -851,7 +857,7 @@ create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(message_id uuid)
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.hold_send(p_item posthorn_impl.send_item, p_copy posthorn_impl.send_copy) returns posthorn_impl.send_outcome
+create function posthorn_impl.hold_send(p_item posthorn_impl.send_item) returns posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
@@ -877,6 +883,8 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])

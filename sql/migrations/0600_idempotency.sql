@@ -7,7 +7,8 @@ create table posthorn.idempotency_keys (
   owner_id int not null,
   agent_id uuid not null,
   operation text not null constraint operation_is_known check (operation in ('send_message', 'propose_collaboration')),
-  key text not null constraint key_is_1_to_128_printable_ascii check (key ~ '^[ -~]{1,128}$'),
+  -- a counted repetition in the pattern costs 20 microseconds a key, as much as storing the row
+  key text not null constraint key_is_1_to_128_printable_ascii check (octet_length(key) <= 128 and key ~ '^[ -~]+$'),
   fingerprint bytea not null constraint fingerprint_is_sha256 check (octet_length(fingerprint) = 32),
   post_id uuid,
   message_ids uuid[] not null constraint receipt_names_at_most_15_messages check (cardinality(message_ids) <= 15),
