@@ -27,6 +27,10 @@ const COMMANDS: Record<string, { about: string; load: () => Promise<(program: Co
     about: 'as an agent: register, send, receive, acknowledge',
     load: async () => (await import('./cli/agent-commands.ts')).addAgentCommands('messages'),
   },
+  proposals: {
+    about: 'as an agent: ask for a collaboration, see what became of it',
+    load: async () => (await import('./cli/agent-commands.ts')).addAgentCommands('proposals'),
+  },
   mcp: {
     about: 'be an MCP server on stdin and stdout, for clients that want one',
     load: async () => (await import('./cli/mcp.ts')).addMcp(async () => (await import('./mcp/stdio.ts')).serveStdio),

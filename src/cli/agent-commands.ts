@@ -17,7 +17,17 @@ import { CommandError } from './failure.ts';
 import { repeat, wholeNumber } from './options.ts';
 import { addCommand, answer, type Output, remark } from './output.ts';
 import { facts, harmless } from './text.ts';
-import { sayAcknowledged, sayAgent, sayGroups, sayInbox, sayPeers, sayReceipt, sayStatus } from './views.ts';
+import {
+  sayAcknowledged,
+  sayAgent,
+  sayGroups,
+  sayInbox,
+  sayPeers,
+  sayProposal,
+  sayProposals,
+  sayReceipt,
+  sayStatus,
+} from './views.ts';
 
 type Values = Record<string, unknown>;
 
@@ -34,6 +44,15 @@ const SAY: Record<string, (output: never) => string> = {
   acknowledge_messages: sayAcknowledged,
   message_status: sayReceipt,
   revoke_agent: facts,
+  propose_collaboration: (proposal) => sayProposal(proposal),
+  proposal_status: (proposal) => sayProposal(proposal),
+  list_proposals: sayProposals,
+};
+
+/** What the families of commands are for. */
+const FAMILIES: Record<string, string> = {
+  messages: 'As an agent: mail.',
+  proposals: 'As an agent: ask your owner for a collaboration.',
 };
 
 /**
@@ -44,8 +63,8 @@ const SAY: Record<string, (output: never) => string> = {
 export function addAgentCommands(family: string): (program: Command) => void {
   return (program) => {
     const operations = OPERATIONS.filter(({ command }) => command?.split(' ')[0] === family);
-    const isFamily = operations.some(({ command }) => command !== family);
-    const parent = isFamily ? program.command(family).description('As an agent: mail.') : program;
+    const about = FAMILIES[family];
+    const parent = about === undefined ? program : program.command(family).description(about);
     for (const operation of operations) addOperation(parent, operation);
   };
 }

@@ -21,6 +21,7 @@ import { openOrMakeKeyRing } from '../open-key-ring.ts';
 import { line, paragraph } from '../operations/fields.ts';
 import { agentView, groupView } from '../operations/views.ts';
 import { showCredential } from './connections.ts';
+import { addDecisions } from './decisions.ts';
 import { checked, checkedId, onOrOff, repeat, wholeNumber } from './options.ts';
 import { addCommand, answer, type Output, posthorn, remark } from './output.ts';
 import { type AsOwner, addOwnerCommand, asOwner, asPerson } from './person.ts';
@@ -44,6 +45,7 @@ export function addOwner(program: Command): void {
     .option('--automatic-approval <on|off>', 'let agents open collaborations without asking', onOrOff)
     .option('--sensitive-content-check <on|off>', 'refuse bodies that look like they hold a secret', onOrOff)
     .action(settings);
+  addDecisions(owner);
 
   const agents = owner.command('agents').description('The agents that the owner has.');
   addOwnerCommand(agents, 'list', 'Every agent, revoked ones too.').action(listAgents);

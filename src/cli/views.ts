@@ -88,11 +88,12 @@ export function sayStatus(status: StatusSaid): string {
 
 export interface MessageSaid {
   id: string;
-  conversation_id: string;
+  conversation_id: string | null;
   group_id: string | null;
   sender_agent_id: string;
   recipient_agent_id: string;
   reply_to: string | null;
+  proposal_id: string | null;
   state: string;
   created_at: string;
   expires_at: string;
@@ -140,6 +141,7 @@ function sayMessage(message: MessageSaid & Sent): string {
       to: message.recipient_agent_id,
       conversation: message.conversation_id,
       'reply to': message.reply_to,
+      request: message.proposal_id,
       ...Object.fromEntries(times),
       key: message.idempotency_key,
     },
@@ -194,4 +196,77 @@ export function sayInbox({ messages, has_more, next_cursor }: InboxSaid): string
 
 export function sayAcknowledged({ messages }: { messages: { id: string; state: string }[] }): string {
   return messages.map(({ id, state }) => `${id}  ${state}`).join('\n');
+}
+
+export interface ProposalSaid {
+  id: string | null;
+  kind: string;
+  state: string;
+  reason?: string | null;
+  group_id: string | null;
+  conversation_id?: string | null;
+  proposer_agent_id?: string;
+  agent_ids?: string[];
+  name?: string | null;
+  purpose?: string | null;
+  project_boundary?: string | null;
+  duration_hours?: number | null;
+  held_messages?: number;
+  expires_at?: string;
+  decided_at?: string | null;
+}
+
+/** Labels of agents and names of collaborations, by their id. */
+export type Names = ReadonlyMap<string, string>;
+
+/** A request in sentences; what its agent wrote stands quoted below them. */
+export function sayProposal(proposal: ProposalSaid, names: Names = new Map()): string {
+  if (proposal.id === null) return `There is such a collaboration already: ${proposal.group_id}`;
+  const { id, purpose, project_boundary, name, group_id, conversation_id } = proposal;
+  const rows = facts({ id, name, boundary: project_boundary, group: group_id, conversation: conversation_id }, '  ');
+  return [
+    `${sayRequest(proposal, names)}${purpose ? ':' : '.'}`,
+    ...(purpose ? [quote(purpose)] : []),
+    sayProgress(proposal),
+    rows,
+  ].join('\n');
+}
+
+function sayRequest(proposal: ProposalSaid, names: Names): string {
+  const { kind, proposer_agent_id: proposer = '', agent_ids = [], group_id, duration_hours: hours } = proposal;
+  const nameOf = (id: string) => harmlessLine(names.get(id) ?? id);
+  const others = sayList(agent_ids.filter((id) => id !== proposer).map(nameOf));
+  const group = nameOf(group_id ?? '');
+  const howLong = hours ? ` for ${sayHours(hours)}` : '';
+  if (kind === 'renew') return `${nameOf(proposer)} asks to renew ${group} with ${others}${howLong}`;
+  if (kind === 'continue') return `${nameOf(proposer)} asks to go on in ${group} with ${others}: its posts are used up`;
+  return `${nameOf(proposer)} asks to talk with ${others}${howLong}`;
+}
+
+function sayProgress({ state, reason, held_messages: held = 0, expires_at, decided_at }: ProposalSaid): string {
+  const waiting = held === 0 ? '' : `${held} ${held === 1 ? 'message waits' : 'messages wait'}. `;
+  if (state === 'pending') return `${waiting}Time left: ${sayHours(hoursUntil(expires_at!))}.`;
+  const when = decided_at ? ` ${sayTime(decided_at)}` : '';
+  return `${state[0]!.toUpperCase()}${state.slice(1)}${when}${reason ? `: ${reason}` : ''}.`;
+}
+
+const hoursUntil = (time: string) => Math.max(0, (Date.parse(time) - Date.now()) / 3_600_000);
+
+/** Days where they come out even, else hours, else minutes. */
+function sayHours(hours: number): string {
+  if (hours < 1) return `${Math.floor(hours * 60)} min`;
+  const whole = Math.floor(hours);
+  if (whole % 24 !== 0) return `${whole} h`;
+  return whole === 24 ? '1 day' : `${whole / 24} days`;
+}
+
+function sayList(items: string[]): string {
+  return items.length < 2 ? items.join('') : `${items.slice(0, -1).join(', ')} and ${items.at(-1)}`;
+}
+
+export function sayProposals({ proposals }: { proposals: ProposalSaid[] }): string {
+  return list(
+    proposals.map((proposal) => sayProposal(proposal)),
+    'There is no request.',
+  );
 }
