@@ -312,12 +312,12 @@ CREATE INDEX events_by_age ON posthorn.events USING brin (occurred_at) WITH (pag
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
 create policy delete_deleted on posthorn.events for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy delete_outdated on posthorn.events for delete to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
+create policy delete_outdated on posthorn.events for delete to posthorn_jobs using ((true AND (occurred_at <= ( SELECT posthorn_impl.kept_since('event_days'::text) AS kept_since))));
 create policy delete_proved on posthorn.events for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.events for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.events for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.events for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'event_days'::text)))));
+create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT posthorn_impl.kept_since('event_days'::text) AS kept_since))));
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.events for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -410,12 +410,12 @@ CREATE INDEX idempotency_keys_by_age ON posthorn.idempotency_keys USING brin (cr
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
 create policy delete_deleted on posthorn.idempotency_keys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_outdated on posthorn.idempotency_keys for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy delete_proved on posthorn.idempotency_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.idempotency_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.idempotency_keys for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.idempotency_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy select_outdated on posthorn.idempotency_keys for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy select_outdated on posthorn.idempotency_keys for select to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy select_proved on posthorn.idempotency_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.idempotency_keys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -508,15 +508,16 @@ create table posthorn.messages (
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
 CREATE INDEX messages_by_age ON posthorn.messages USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
+CREATE TRIGGER _100_keep_place BEFORE UPDATE OF seq, group_id, conversation_id ON posthorn.messages FOR EACH ROW WHEN (((old.state <> 'held'::text) AND (((old.seq IS DISTINCT FROM new.seq) OR (old.group_id IS DISTINCT FROM new.group_id)) OR (old.conversation_id IS DISTINCT FROM new.conversation_id)))) EXECUTE FUNCTION posthorn_impl.tg_messages__keep_place();
 alter table posthorn.messages enable row level security;
 alter table posthorn.messages force row level security;
 create policy delete_deleted on posthorn.messages for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_outdated on posthorn.messages for delete to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy delete_proved on posthorn.messages for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.messages for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.messages for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.messages for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy select_outdated on posthorn.messages for select to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy select_outdated on posthorn.messages for select to posthorn_jobs using (((state <> ALL (ARRAY['held'::text, 'queued'::text, 'delivered'::text])) AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.messages for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -579,12 +580,12 @@ create table posthorn.posts (
 alter table posthorn.posts enable row level security;
 alter table posthorn.posts force row level security;
 create policy delete_deleted on posthorn.posts for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_outdated on posthorn.posts for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy delete_proved on posthorn.posts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.posts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.posts for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.posts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy select_outdated on posthorn.posts for select to posthorn_jobs using ((true AND (created_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy select_outdated on posthorn.posts for select to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.posts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -628,25 +629,25 @@ create table posthorn.proposals (
   constraint proposals_owner_id_proposer_agent_id_fkey FOREIGN KEY (owner_id, proposer_agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
   constraint proposals_pkey PRIMARY KEY (owner_id, proposal_id),
   constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500))),
-  constraint reason_is_known CHECK ((reason = 'superseded'::text)),
+  constraint reason_is_known CHECK ((reason = ANY ('{superseded}'::text[]))),
   constraint state_is_known CHECK ((state = ANY (ARRAY['pending'::text, 'approved'::text, 'denied'::text, 'expired'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 CREATE UNIQUE INDEX one_pending_continuation_per_conversation ON posthorn.proposals USING btree (owner_id, conversation_id) WHERE ((state = 'pending'::text) AND (kind = 'continue'::text));
 CREATE UNIQUE INDEX one_pending_renewal_per_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE ((state = 'pending'::text) AND (kind = 'renew'::text));
 CREATE UNIQUE INDEX one_pending_request_per_member_set ON posthorn.proposals USING btree (owner_id, agent_ids) WHERE ((state = 'pending'::text) AND (kind = 'new'::text));
-CREATE INDEX pending_proposals_by_deadline ON posthorn.proposals USING btree (expires_at) WHERE (state = 'pending'::text);
+CREATE INDEX pending_proposals ON posthorn.proposals USING btree (owner_id, expires_at) WHERE (state = 'pending'::text);
 CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE (group_id IS NOT NULL);
 CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
 alter table posthorn.proposals enable row level security;
 alter table posthorn.proposals force row level security;
 create policy delete_deleted on posthorn.proposals for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy delete_outdated on posthorn.proposals for delete to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy delete_proved on posthorn.proposals for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.proposals for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.proposals for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.proposals for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_jobs on posthorn.proposals for select to posthorn_jobs using (((state = 'pending'::text) AND (expires_at <= ( SELECT posthorn_impl.clock() AS clock))));
-create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT (posthorn_impl.clock() - make_interval(days => (l.value)::integer)) FROM posthorn.limits l WHERE (l.name = 'receipt_days'::text)))));
+create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.proposals for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -827,17 +828,19 @@ create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
-create function posthorn_impl.agents_of_proposals(p_owner_id integer, p_proposal_ids uuid[]) returns uuid[]
+create function posthorn_impl.agents_of_messages(p_owner_id integer, p_message_ids uuid[]) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean) returns void
+create function posthorn_impl.agents_of_requests(p_owner_id integer) returns uuid[]
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_name text, p_purpose text, p_duration_hours integer, p_is_automatic boolean, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
-create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals) returns boolean
+create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns uuid[]
+create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -871,6 +874,8 @@ create function posthorn_impl.insert_connection(p_actor posthorn_impl.proven, p_
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_group(p_actor posthorn_impl.proven, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_agent_ids uuid[]) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.kept_since(p_limit text) returns timestamp with time zone
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.limit_value(p_name text) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]) returns void
@@ -883,15 +888,17 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer) returns TABLE(proposal posthorn.proposals, is_new boolean)
+create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_now timestamp with time zone) returns TABLE(proposal posthorn.proposals, is_new boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns posthorn.proposals
+create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns TABLE(proposal posthorn.proposals, decided_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -912,6 +919,8 @@ create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_id
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.tg_messages__keep_place() returns trigger
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids uuid[]) returns SETOF posthorn.messages
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1010,6 +1019,7 @@ grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
 grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
@@ -1017,6 +1027,7 @@ grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_prover;
 grant execute on function posthorn_impl.sign_proof(text) to posthorn_engine;
 grant execute on function posthorn_impl.tg_connections__move_reach() to posthorn_owner;
+grant execute on function posthorn_impl.tg_messages__keep_place() to posthorn_owner;
 grant select on ops.connections to posthorn_ops;
 grant select on ops.inboxes to posthorn_ops;
 grant select on ops.invariants to posthorn_ops;
@@ -1055,7 +1066,6 @@ grant delete, select (owner_id, created_at) on posthorn.idempotency_keys to post
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 grant select on posthorn.limits to posthorn_engine;
-grant select on posthorn.limits to posthorn_jobs;
 grant select on posthorn.limits to posthorn_ops;
 grant insert, select, update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
 grant delete, select (owner_id) on posthorn.mailboxes to posthorn_jobs;

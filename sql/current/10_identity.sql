@@ -39,6 +39,19 @@ as $$
 $$;
 comment on function posthorn_impl.sign_proof(text) is 'HMAC-SHA256 of a subject, valid in this transaction of this backend only.';
 
+create function posthorn_impl.admit_owners(
+  p_owner_ids int[]
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config('posthorn.proof', posthorn_impl.sign_proof('owners|' || p_owner_ids::text) || p_owner_ids::text, true);
+end $$;
+comment on function posthorn_impl.admit_owners(int[]) is 'Leaves the owners that this transaction may see where policies find them; for those who have proved them.';
+
 create function posthorn_impl.prove(
   p_credentials bytea[]
 ) returns setof posthorn_impl.proven
@@ -50,7 +63,8 @@ as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
   v_proven posthorn_impl.proven[];
-  v_owners text;
+  v_owners int[];
+  v_is_same_server boolean;
 begin
   -- the policy of connections for this role shows only rows whose hash was presented
   perform set_config('posthorn.presented', p_credentials::text, true);
@@ -66,8 +80,13 @@ begin
      cross join lateral (select ('x' || encode(substring(u.credential for 4), 'hex'))::bit(32)::int as owner_id) t
      where octet_length(u.credential) = 36
        and encode(substring(u.credential from 5), 'hex') = posthorn_impl.sign_proof('ticket|' || t.owner_id));
-  select coalesce(array_agg(distinct p.owner_id)::text, '{}') into v_owners from unnest(v_proven) p;
-  perform set_config('posthorn.proof', posthorn_impl.sign_proof('owners|' || v_owners) || v_owners, true);
+  select coalesce(array_agg(distinct p.owner_id), '{}'), (select s.started_at = pg_postmaster_start_time() from posthorn.server s)
+    into v_owners, v_is_same_server
+    from unnest(v_proven) p;
+  if not v_is_same_server then
+    perform posthorn_impl.require_same_server();
+  end if;
+  perform posthorn_impl.admit_owners(v_owners);
   return query select p.* from unnest(v_proven) p;
 end $$;
 comment on function posthorn_impl.prove(bytea[]) is 'Turns presented credentials into the owners that this transaction may see; one row for each valid one.';
@@ -100,7 +119,7 @@ as $$
 declare
   v_owner_id int;
 begin
-  select o.owner_id into v_owner_id from posthorn.owners o where o.id = p_owner_id;
+  select o.owner_id into v_owner_id from posthorn.owners o where o.id = p_owner_id and o.deleted_at is null;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
@@ -119,11 +138,11 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select o.id, o.label, o.created_at from posthorn.owners o order by o.owner_id
+  select o.id, o.label, o.created_at from posthorn.owners o where o.deleted_at is null order by o.owner_id
 $$;
 comment on function ops.list_owners() is 'Every owner of this server.';
 
-grant execute on function posthorn_impl.prove(bytea[]), posthorn_impl.proved_owners(), posthorn_impl.sign_proof(text) to posthorn_engine;
+grant execute on function posthorn_impl.prove(bytea[]), posthorn_impl.proved_owners(), posthorn_impl.admit_owners(int[]), posthorn_impl.sign_proof(text) to posthorn_engine;
 grant execute on function ops.act_as_owner(uuid), ops.list_owners() to posthorn_admin;
 
 set local role posthorn_engine;

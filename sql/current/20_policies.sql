@@ -35,7 +35,7 @@ create policy select_presented on posthorn.connections for select to posthorn_pr
 drop policy if exists select_any on posthorn.owners;
 create policy select_any on posthorn.owners for select to posthorn_prover using (true);
 grant select (owner_id, connection_id, kind, scopes, agent_id, credential_hash, revoked_at, expires_at) on posthorn.connections to posthorn_prover;
-grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
+grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
 
 grant select on posthorn.limits, posthorn.message_transitions, posthorn.proposal_transitions to posthorn_engine, posthorn_ops;
 grant select, insert on posthorn.ring_keys to posthorn_engine;
@@ -68,7 +68,7 @@ begin
     execute format('create policy select_all on posthorn.%I for select to posthorn_ops using (true)', v_table);
   end loop;
 end $$;
-grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at) on posthorn.owners to posthorn_ops;
+grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
 grant select on posthorn.mailboxes, posthorn.members, posthorn.conversations, posthorn.posts, posthorn.messages, posthorn.events, posthorn.audit_entries to posthorn_ops;

@@ -231,6 +231,20 @@ declare
 begin
   perform posthorn_impl.lock_owner(p_actor.owner_id);
   v_groups := posthorn_impl.lock_groups_of(p_actor.owner_id, array[p_agent_id]);
+  -- what waits for it, and what it queued that nobody took yet
+  v_ended := array(
+    select b.message_id from posthorn.bodies b where b.owner_id = p_actor.owner_id and b.recipient_agent_id = p_agent_id
+    union
+    select h.message_id from posthorn_impl.held_of(p_actor.owner_id, array[p_agent_id]) h
+    union
+    select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_groups) m where m.sender_agent_id = p_agent_id and m.state = 'queued');
+  -- a collaboration of one is none
+  v_lonely := array(
+    select g.group_id
+      from unnest(v_groups) g(group_id)
+     where (select count(*) from posthorn.members m where m.owner_id = p_actor.owner_id and m.group_id = g.group_id and m.agent_id <> p_agent_id) < 2);
+  v_ended := v_ended || array(select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_lonely) m);
+  perform posthorn_impl.lock_requests(p_actor.owner_id, posthorn_impl.agents_of_messages(p_actor.owner_id, v_ended));
   v_now := posthorn_impl.clock();
   update posthorn.agents a
      set revoked_at = v_now,
@@ -241,33 +255,22 @@ begin
   if not found then
     return;
   end if;
-  -- what waits for it, and what it queued that nobody took yet
-  v_ended := array(
-    select b.message_id from posthorn.bodies b where b.owner_id = p_actor.owner_id and b.recipient_agent_id = p_agent_id
-    union
-    select h.message_id from posthorn_impl.held_of(p_actor.owner_id, array[p_agent_id]) h
-    union
-    select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_groups) m where m.sender_agent_id = p_agent_id and m.state = 'queued');
   delete from posthorn.members m where m.owner_id = p_actor.owner_id and m.agent_id = p_agent_id;
   perform posthorn_impl.record_act(p_actor, 'agent.revoke', p_agent_id, v_now, p_agent_id);
-  -- a collaboration of one is none
-  v_lonely := array(
-    select g.group_id
-      from unnest(v_groups) g(group_id)
-     where (select count(*) from posthorn.members m where m.owner_id = p_actor.owner_id and m.group_id = g.group_id) < 2);
-  perform posthorn_impl.end_messages(p_actor.owner_id, v_ended || posthorn_impl.close_groups(p_actor, v_lonely, v_now), 'revoked', v_now);
-  -- and so is the request for one
+  perform posthorn_impl.close_groups(p_actor, v_lonely, v_now);
+  perform posthorn_impl.end_messages(p_actor.owner_id, v_ended, 'revoked', v_now);
+  -- nor is the request for one
   perform posthorn_impl.close_proposals(
     p_actor.owner_id,
     array(select p.proposal_id
             from posthorn.proposals p
            where p.owner_id = p_actor.owner_id
              and p.state = 'pending'
-             and p.agent_ids @> array[p_agent_id]
-             and (p.proposer_agent_id = p_agent_id
-                  or (select count(*) from posthorn.agents a where a.owner_id = p_actor.owner_id and a.agent_id = any (p.agent_ids) and a.revoked_at is null) < 2)),
+             and (p.group_id = any (v_lonely)
+                  or (p.agent_ids @> array[p_agent_id]
+                      and (p.proposer_agent_id = p_agent_id
+                           or (select count(*) from posthorn.agents a where a.owner_id = p_actor.owner_id and a.agent_id = any (p.agent_ids) and a.revoked_at is null) < 2)))),
     'denied', 'revoked', 'superseded', v_now);
-  perform posthorn_impl.supersede_proposals(p_actor.owner_id, v_lonely, null, v_now);
 end $$;
 comment on function posthorn_impl.end_agent(posthorn_impl.proven, uuid, text) is 'Revokes an agent: it leaves its groups, its mail is fenced, and groups of fewer than two end.';
 

@@ -171,6 +171,7 @@ declare
 begin
   perform posthorn_impl.lock_owner(v_actor.owner_id);
   perform posthorn_impl.lock_groups(v_actor.owner_id, array[p_group_id]);
+  perform posthorn_impl.lock_requests(v_actor.owner_id, '{}');
   v_now := posthorn_impl.clock();
   if not exists (select from posthorn.groups g where g.owner_id = v_actor.owner_id and g.group_id = p_group_id) then
     perform posthorn_impl.refuse('not_found');
@@ -201,14 +202,12 @@ create function posthorn_impl.close_groups(
   p_actor posthorn_impl.proven,
   p_group_ids uuid[],
   p_now timestamptz
-) returns uuid[]
+) returns void
 language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_messages uuid[] := array(select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, p_group_ids) m);
 begin
   with closed as (
     update posthorn.groups g
@@ -220,9 +219,8 @@ begin
   )
   insert into posthorn.audit_entries (owner_id, act, connection_id, subject_id, occurred_at)
   select p_actor.owner_id, 'group.revoke', p_actor.connection_id, c.group_id, p_now from closed c;
-  return v_messages;
 end $$;
-comment on function posthorn_impl.close_groups(posthorn_impl.proven, uuid[], timestamptz) is 'Revokes groups whose locks are held; answers the messages that the caller must end, in one call with its others.';
+comment on function posthorn_impl.close_groups(posthorn_impl.proven, uuid[], timestamptz) is 'Revokes groups whose locks are held; the caller ends their messages and requests.';
 
 create function posthorn_api.revoke_group(
   p_credential bytea,
@@ -236,14 +234,18 @@ as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
   v_now timestamptz;
+  v_messages uuid[];
 begin
   perform posthorn_impl.lock_owner(v_actor.owner_id);
   perform posthorn_impl.lock_groups(v_actor.owner_id, array[p_group_id]);
+  v_messages := array(select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, array[p_group_id]) m);
+  perform posthorn_impl.lock_requests(v_actor.owner_id, posthorn_impl.agents_of_messages(v_actor.owner_id, v_messages));
   v_now := posthorn_impl.clock();
   if not exists (select from posthorn.groups g where g.owner_id = v_actor.owner_id and g.group_id = p_group_id) then
     perform posthorn_impl.refuse('not_found');
   end if;
-  perform posthorn_impl.end_messages(v_actor.owner_id, posthorn_impl.close_groups(v_actor, array[p_group_id], v_now), 'revoked', v_now);
+  perform posthorn_impl.close_groups(v_actor, array[p_group_id], v_now);
+  perform posthorn_impl.end_messages(v_actor.owner_id, v_messages, 'revoked', v_now);
   perform posthorn_impl.supersede_proposals(v_actor.owner_id, array[p_group_id], null, v_now);
   return (select v from posthorn_impl.view_groups(v_actor.owner_id, array[p_group_id], v_now) v);
 end $$;

@@ -111,7 +111,8 @@ begin
       join posthorn.messages m on m.owner_id = w.owner_id and m.message_id = w.message_id
       left join posthorn.message_transitions t
              on t.from_state = m.state
-            and t.to_state = w.to_state
+            -- who comes after the deadline finds what everybody saw since: expired
+            and t.to_state = case when m.expires_at <= p_now and w.to_state in ('denied', 'revoked') then 'expired' else w.to_state end
             and (t.to_state in ('expired', 'revoked') or m.state = 'acknowledged' or m.expires_at > p_now)
      where posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered', 'acknowledged', 'replied')
         or t.to_state is not null
@@ -212,7 +213,7 @@ begin
       array(select row(p_owner_id, m, p_state, false, false)::posthorn_impl.advance from unnest(p_message_ids) m), p_now));
   end if;
 end $$;
-comment on function posthorn_impl.end_messages(int, uuid[], text, timestamptz) is 'Fences messages for good, in the transaction of whatever caused it. Once per transaction, so that mailboxes are locked in order.';
+comment on function posthorn_impl.end_messages(int, uuid[], text, timestamptz) is 'Fences messages for good, in the transaction of whatever caused it. Once per transaction, or with their mailboxes locked before, so that these are locked in order.';
 
 create function posthorn_api.read_inbox(
   p_credential bytea,
@@ -410,3 +411,24 @@ comment on function posthorn_api.post_status(bytea, uuid, uuid) is 'The receipts
 grant execute on function
   posthorn_api.read_inbox(bytea, bigint, int, uuid), posthorn_api.advance_receipts(bytea[], uuid[], text[], int[], uuid[]),
   posthorn_api.message_status(bytea, uuid, uuid), posthorn_api.post_status(bytea, uuid, uuid) to posthorn_app;
+
+-- A column cannot be granted for some rows only: the engine may place a message, once.
+create function posthorn_impl.tg_messages__keep_place() returns trigger
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  raise exception 'a message keeps its place' using errcode = 'restrict_violation';
+end $$;
+comment on function posthorn_impl.tg_messages__keep_place() is 'Refuses to move a message that was queued to another conversation, group or place in its inbox.';
+grant execute on function posthorn_impl.tg_messages__keep_place() to posthorn_owner;
+
+set local role posthorn_owner;
+drop trigger if exists _100_keep_place on posthorn.messages;
+create trigger _100_keep_place
+  before update of seq, group_id, conversation_id on posthorn.messages
+  for each row
+  when (old.state <> 'held' and (old.seq, old.group_id, old.conversation_id) is distinct from (new.seq, new.group_id, new.conversation_id))
+  execute function posthorn_impl.tg_messages__keep_place();

@@ -1,5 +1,7 @@
 -- What agents ask for and the owner decides. Every function here runs under the owner's lock: requests
--- and decisions of one owner are few, and come one after the other.
+-- and decisions of one owner are few, and come one after the other. One decision may end other requests,
+-- so all mailboxes that any of them could touch are locked before the first is told: a second set of them,
+-- locked later, would stand in the way of whoever locks in order.
 set local role posthorn_engine;
 
 create type posthorn_impl.proposal_view as (
@@ -36,13 +38,14 @@ as $$
   select p.proposal_id, p.kind, d.state, p.reason, p.is_automatic, p.group_id, p.conversation_id, p.proposer_agent_id, p.agent_ids,
          case when d.is_open then p.name end, case when d.is_open then p.purpose end, case when d.is_open then p.project_boundary end,
          case when d.is_open then p.duration_hours end,
-         (select count(*)::int from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p.proposal_id and posthorn_impl.present_state(m.state, m.expires_at, p_now) = 'held'),
+         case when d.is_open then (
+           select count(*)::int from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p.proposal_id and posthorn_impl.present_state(m.state, m.expires_at, p_now) = 'held') end,
          p.created_at, p.expires_at, coalesce(p.decided_at, case when d.state = 'expired' then p.expires_at end)
     from unnest(p_ids) with ordinality i(proposal_id, position)
     join posthorn.proposals p on p.owner_id = p_owner_id and p.proposal_id = i.proposal_id
    cross join lateral (
      select case when p.state = 'pending' and p.expires_at <= p_now then 'expired' else p.state end as state,
-            -- before approval the proposer's words would reach the others by a channel that nobody approved
+            -- before approval the proposer's words and numbers would reach the others by a channel that nobody approved
             p_for_agent_id is null or p_for_agent_id = p.proposer_agent_id or p.state = 'approved' as is_open) d
    order by i.position
 $$;
@@ -67,9 +70,8 @@ begin
 end $$;
 comment on function posthorn_impl.lock_mailboxes(int, uuid[]) is 'The last lock of the order, for these agents of one owner.';
 
-create function posthorn_impl.agents_of_proposals(
-  p_owner_id int,
-  p_proposal_ids uuid[]
+create function posthorn_impl.agents_of_requests(
+  p_owner_id int
 ) returns uuid[]
 language sql
 stable
@@ -77,16 +79,48 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select array(
-    select p.proposer_agent_id from posthorn.proposals p where p.owner_id = p_owner_id and p.proposal_id = any (p_proposal_ids)
+    select p.proposer_agent_id from posthorn.proposals p where p.owner_id = p_owner_id and p.state = 'pending'
     union
     select x.agent_id
+      from posthorn.proposals p
+      join posthorn.messages m on m.owner_id = p_owner_id and m.proposal_id = p.proposal_id
+     cross join lateral (values (m.sender_agent_id), (m.recipient_agent_id)) x(agent_id)
+     where p.owner_id = p_owner_id
+       and p.state = 'pending')
+$$;
+comment on function posthorn_impl.agents_of_requests(int) is 'Whose mailboxes a decision may touch: of everything that waits for the owner, the proposers and both ends of the mail behind it.';
+
+create function posthorn_impl.agents_of_messages(
+  p_owner_id int,
+  p_message_ids uuid[]
+) returns uuid[]
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select array(
+    select distinct x.agent_id
       from posthorn.messages m
      cross join lateral (values (m.sender_agent_id), (m.recipient_agent_id)) x(agent_id)
      where m.owner_id = p_owner_id
-       and m.proposal_id = any (p_proposal_ids)
-       and m.state = 'held')
+       and m.message_id = any (p_message_ids))
 $$;
-comment on function posthorn_impl.agents_of_proposals(int, uuid[]) is 'Whose mailboxes a decision touches: the proposers and both ends of what is held.';
+comment on function posthorn_impl.agents_of_messages(int, uuid[]) is 'Both ends of these messages.';
+
+create function posthorn_impl.lock_requests(
+  p_owner_id int,
+  p_agent_ids uuid[]
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthorn_impl.lock_mailboxes(p_owner_id, posthorn_impl.agents_of_requests(p_owner_id) || p_agent_ids);
+end $$;
+comment on function posthorn_impl.lock_requests(int, uuid[]) is 'The last lock of the order for whoever decides about requests of an owner, with further agents that the decision touches. Once per transaction, before the clock is read.';
 
 create function posthorn_impl.held_of(
   p_owner_id int,
@@ -164,32 +198,40 @@ as $$
 declare
   v_closed uuid[];
 begin
-  if cardinality(p_proposal_ids) = 0 then
-    return;
+  if p_state <> 'expired' then
+    -- who comes after the deadline finds what everybody saw since: expired
+    perform posthorn_impl.close_proposals(
+      p_owner_id,
+      array(select p.proposal_id
+              from posthorn.proposals p
+             where p.owner_id = p_owner_id and p.proposal_id = any (p_proposal_ids) and p.state = 'pending' and p.expires_at <= p_now),
+      'expired', 'expired', null, p_now);
   end if;
-  perform posthorn_impl.lock_mailboxes(p_owner_id, posthorn_impl.agents_of_proposals(p_owner_id, p_proposal_ids));
   with closed as (
     update posthorn.proposals p
        set state = p_state,
            reason = p_reason,
-           decided_at = p_now
+           decided_at = least(p_now, p.expires_at)
      where p.owner_id = p_owner_id
        and p.proposal_id = any (p_proposal_ids)
        and exists (select from posthorn.proposal_transitions t where t.from_state = p.state and t.to_state = p_state)
     returning p.proposal_id
   )
   select array_agg(c.proposal_id) into v_closed from closed c;
+  if v_closed is null then
+    return;
+  end if;
   delete from posthorn.held_bodies h where h.owner_id = p_owner_id and h.proposal_id = any (v_closed);
   update posthorn.messages m
      set state = p_message_state,
          ended_at = p_now
    where m.owner_id = p_owner_id
      and m.proposal_id = any (v_closed)
-     and exists (select from posthorn.message_transitions t where t.from_state = m.state and t.to_state = p_message_state)
-     and m.state = 'held';
+     and m.state = 'held'
+     and exists (select from posthorn.message_transitions t where t.from_state = m.state and t.to_state = p_message_state);
   perform posthorn_impl.wake(posthorn_impl.tell_decided(p_owner_id, v_closed, p_message_state, p_now));
 end $$;
-comment on function posthorn_impl.close_proposals(int, uuid[], text, text, text, timestamptz) is 'Ends requests without approval and fences what they held. Under the owner''s lock.';
+comment on function posthorn_impl.close_proposals(int, uuid[], text, text, text, timestamptz) is 'Ends requests without approval and fences what they held. Under lock_requests.';
 
 create function posthorn_impl.supersede_proposals(
   p_owner_id int,
@@ -226,7 +268,6 @@ declare
   v_life interval := make_interval(secs => posthorn_impl.limit_value('message_life_seconds'));
   v_wakes int[];
 begin
-  perform posthorn_impl.lock_mailboxes(p_owner_id, posthorn_impl.agents_of_proposals(p_owner_id, array[p_proposal_id]));
   -- a pair that never talked in this generation gets its conversation
   insert into posthorn.conversations (owner_id, kind, group_id, generation, agent_low, agent_high, created_at)
   select distinct p_owner_id, 'pair', g.group_id, g.generation, least(m.sender_agent_id, m.recipient_agent_id), greatest(m.sender_agent_id, m.recipient_agent_id), p_now
@@ -302,7 +343,7 @@ begin
        and m.reply_to is not null), p_now);
   perform posthorn_impl.wake(v_wakes || posthorn_impl.tell_decided(p_owner_id, array[p_proposal_id], 'queued', p_now));
 end $$;
-comment on function posthorn_impl.release_held(int, uuid, uuid, timestamptz) is 'Queues what an approved request held, in the order sent, each with a fresh life.';
+comment on function posthorn_impl.release_held(int, uuid, uuid, timestamptz) is 'Queues what an approved request held, in the order sent, each with a fresh life. Under lock_requests.';
 
 create function posthorn_impl.apply_approval(
   p_actor posthorn_impl.proven,
@@ -310,7 +351,8 @@ create function posthorn_impl.apply_approval(
   p_name text,
   p_purpose text,
   p_duration_hours int,
-  p_is_automatic boolean
+  p_is_automatic boolean,
+  p_now timestamptz
 ) returns void
 language plpgsql
 volatile
@@ -318,11 +360,10 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_now timestamptz := posthorn_impl.clock();
   v_group_id uuid := p_proposal.group_id;
   v_active bigint := (
     select count(*) from posthorn.groups g
-     where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > v_now and g.group_id is distinct from p_proposal.group_id);
+     where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > p_now and g.group_id is distinct from p_proposal.group_id);
 begin
   if p_proposal.kind <> 'continue' and v_active >= posthorn_impl.limit_value('active_groups_per_owner') then
     perform posthorn_impl.refuse('proposal_limit', '{"limit": "active_groups_per_owner"}');
@@ -337,31 +378,33 @@ begin
        set name = coalesce(p_name, g.name),
            purpose = coalesce(p_purpose, g.purpose),
            generation = g.generation + case p_proposal.kind when 'renew' then 1 else 0 end,
-           approved_at = case p_proposal.kind when 'renew' then v_now else g.approved_at end,
+           approved_at = case p_proposal.kind when 'renew' then p_now else g.approved_at end,
            expires_at = case
-             when p_proposal.kind = 'renew' then greatest(v_now, g.expires_at) + make_interval(hours => coalesce(p_duration_hours, p_proposal.duration_hours, g.duration_hours))
-             when p_duration_hours is not null then v_now + make_interval(hours => p_duration_hours)
+             when p_proposal.kind = 'renew' then greatest(p_now, g.expires_at) + make_interval(hours => coalesce(p_duration_hours, p_proposal.duration_hours, g.duration_hours))
+             when p_duration_hours is not null then p_now + make_interval(hours => p_duration_hours)
              else g.expires_at
            end
      where g.owner_id = p_actor.owner_id
        and g.group_id = v_group_id;
   end if;
   if p_proposal.kind = 'renew' then
-    perform posthorn_impl.supersede_proposals(p_actor.owner_id, array[v_group_id], p_proposal.proposal_id, v_now);
+    perform posthorn_impl.supersede_proposals(p_actor.owner_id, array[v_group_id], p_proposal.proposal_id, p_now);
   end if;
   if p_proposal.kind = 'continue' then
-    if exists (select from posthorn.groups g where g.owner_id = p_actor.owner_id and g.group_id = v_group_id and g.expires_at <= v_now) then
+    if exists (select from posthorn.groups g where g.owner_id = p_actor.owner_id and g.group_id = v_group_id and g.expires_at <= p_now) then
       perform posthorn_impl.refuse('group_unauthorized'); -- only an edited duration gives the posts time to be read
     end if;
     update posthorn.conversations c
        set continuations = c.continuations + 1
      where c.owner_id = p_actor.owner_id
        and c.conversation_id = p_proposal.conversation_id;
-    perform posthorn_impl.follow_expiry(p_actor.owner_id, v_group_id);
+    if p_duration_hours is not null then
+      perform posthorn_impl.follow_expiry(p_actor.owner_id, v_group_id);
+    end if;
   end if;
   update posthorn.proposals p
      set state = 'approved',
-         decided_at = v_now,
+         decided_at = p_now,
          is_automatic = p_is_automatic,
          group_id = v_group_id,
          name = coalesce(p_name, p.name),
@@ -369,10 +412,10 @@ begin
          duration_hours = coalesce(p_duration_hours, p.duration_hours)
    where p.owner_id = p_actor.owner_id
      and p.proposal_id = p_proposal.proposal_id;
-  perform posthorn_impl.record_act(p_actor, 'proposal.approve', p_proposal.proposal_id, v_now, case when p_is_automatic then p_proposal.proposer_agent_id end);
-  perform posthorn_impl.release_held(p_actor.owner_id, p_proposal.proposal_id, v_group_id, v_now);
+  perform posthorn_impl.record_act(p_actor, 'proposal.approve', p_proposal.proposal_id, p_now, case when p_is_automatic then p_proposal.proposer_agent_id end);
+  perform posthorn_impl.release_held(p_actor.owner_id, p_proposal.proposal_id, v_group_id, p_now);
 end $$;
-comment on function posthorn_impl.apply_approval(posthorn_impl.proven, posthorn.proposals, text, text, int, boolean) is 'Everything that an approval does, in one transaction, under the locks of owner and group.';
+comment on function posthorn_impl.apply_approval(posthorn_impl.proven, posthorn.proposals, text, text, int, boolean, timestamptz) is 'Everything that an approval does, in one transaction, under the locks of owner and group and lock_requests.';
 
 create function posthorn_impl.follow_expiry(
   p_owner_id int,
@@ -402,31 +445,36 @@ comment on function posthorn_impl.follow_expiry(int, uuid) is 'Where a group now
 create function posthorn_impl.pending_proposal(
   p_owner_id int,
   p_proposal_id uuid
-) returns posthorn.proposals
+) returns table (
+  proposal posthorn.proposals,
+  decided_at timestamptz
+)
 language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_proposal posthorn.proposals;
 begin
   perform posthorn_impl.lock_owner(p_owner_id);
-  select p.* into v_proposal from posthorn.proposals p where p.owner_id = p_owner_id and p.proposal_id = p_proposal_id;
+  select p.* into proposal from posthorn.proposals p where p.owner_id = p_owner_id and p.proposal_id = p_proposal_id;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
-  perform posthorn_impl.lock_groups(p_owner_id, array[v_proposal.group_id]);
-  if v_proposal.state in ('approved', 'denied') then
-    perform posthorn_impl.refuse('already_decided', jsonb_build_object('state', v_proposal.state));
+  perform posthorn_impl.lock_groups(p_owner_id, array[proposal.group_id]);
+  -- a continuation may shorten the life of all that its group sent
+  perform posthorn_impl.lock_requests(p_owner_id, case when proposal.kind = 'continue' then posthorn_impl.agents_of_messages(
+    p_owner_id, array(select m.message_id from posthorn_impl.unfenced_in_groups(p_owner_id, array[proposal.group_id]) m)) end);
+  if proposal.state in ('approved', 'denied') then
+    perform posthorn_impl.refuse('already_decided', jsonb_build_object('state', proposal.state));
   end if;
-  -- by the clock: a sweeper that has not run changes nothing
-  if v_proposal.state = 'expired' or v_proposal.expires_at <= posthorn_impl.clock() then
+  -- by the clock, read once and after every lock: a sweeper that has not run changes nothing, nor does a wait
+  decided_at := posthorn_impl.clock();
+  if proposal.state = 'expired' or proposal.expires_at <= decided_at then
     perform posthorn_impl.refuse('expired');
   end if;
-  return v_proposal;
+  return next;
 end $$;
-comment on function posthorn_impl.pending_proposal(int, uuid) is 'A request that can still be decided, with the locks of owner and group; raises not_found, already_decided, expired.';
+comment on function posthorn_impl.pending_proposal(int, uuid) is 'A request that can still be decided, and the time of the decision, with every lock that one needs; raises not_found, already_decided, expired.';
 
 create function posthorn_api.approve_proposal(
   p_credential bytea,
@@ -442,15 +490,16 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
-  v_proposal posthorn.proposals := posthorn_impl.pending_proposal(v_actor.owner_id, p_proposal_id);
+  v_pending record;
 begin
   if coalesce(p_duration_hours, 1) not between 1 and 720 then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["duration_hours"]}');
   end if;
-  perform posthorn_impl.apply_approval(v_actor, v_proposal, p_name, p_purpose, p_duration_hours, false);
-  return (select v from posthorn_impl.view_proposals(v_actor.owner_id, null, array[p_proposal_id], posthorn_impl.clock()) v);
+  select p.* into v_pending from posthorn_impl.pending_proposal(v_actor.owner_id, p_proposal_id) p;
+  perform posthorn_impl.apply_approval(v_actor, v_pending.proposal, p_name, p_purpose, p_duration_hours, false, v_pending.decided_at);
+  return (select v from posthorn_impl.view_proposals(v_actor.owner_id, null, array[p_proposal_id], v_pending.decided_at) v);
 end $$;
-comment on function posthorn_api.approve_proposal(bytea, uuid, text, text, int) is 'The owner says yes, perhaps with another name, purpose or duration in hours; what was held is queued. Raises already_decided with the state, expired, proposal_limit. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, decided_at]';
+comment on function posthorn_api.approve_proposal(bytea, uuid, text, text, int) is 'The owner says yes, perhaps with another name, purpose or duration in hours; what was held is queued. Raises already_decided with the state, expired, proposal_limit. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 create function posthorn_api.deny_proposal(
   p_credential bytea,
@@ -463,14 +512,14 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
-  v_proposal posthorn.proposals := posthorn_impl.pending_proposal(v_actor.owner_id, p_proposal_id);
-  v_now timestamptz := posthorn_impl.clock();
+  v_now timestamptz;
 begin
-  perform posthorn_impl.close_proposals(v_actor.owner_id, array[v_proposal.proposal_id], 'denied', 'denied', null, v_now);
+  select p.decided_at into v_now from posthorn_impl.pending_proposal(v_actor.owner_id, p_proposal_id) p;
+  perform posthorn_impl.close_proposals(v_actor.owner_id, array[p_proposal_id], 'denied', 'denied', null, v_now);
   perform posthorn_impl.record_act(v_actor, 'proposal.deny', p_proposal_id, v_now);
   return (select v from posthorn_impl.view_proposals(v_actor.owner_id, null, array[p_proposal_id], v_now) v);
 end $$;
-comment on function posthorn_api.deny_proposal(bytea, uuid) is 'The owner says no; what was held is fenced, and the same agents cannot ask again for 24 hours. Raises already_decided with the state, expired. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, decided_at]';
+comment on function posthorn_api.deny_proposal(bytea, uuid) is 'The owner says no; what was held is fenced, and the same agents cannot ask again for 24 hours. Raises already_decided with the state, expired. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 create function posthorn_api.lift_denial(
   p_credential bytea,
@@ -498,7 +547,7 @@ begin
   perform posthorn_impl.record_act(v_actor, 'proposal.lift', p_proposal_id, v_now);
   return (select v from posthorn_impl.view_proposals(v_actor.owner_id, null, array[p_proposal_id], v_now) v);
 end $$;
-comment on function posthorn_api.lift_denial(bytea, uuid) is 'Lets a denied member set ask again before its 24 hours are over. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, decided_at]';
+comment on function posthorn_api.lift_denial(bytea, uuid) is 'Lets a denied member set ask again before its 24 hours are over. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 create function posthorn_api.list_owner_proposals(
   p_credential bytea,
@@ -523,7 +572,7 @@ begin
                        else not p_pending_only and coalesce(p.decided_at, p.expires_at) > v_now - interval '7 days' end
             order by p.state = 'pending' desc, p.expires_at), v_now) v;
 end $$;
-comment on function posthorn_api.list_owner_proposals(bytea, boolean) is 'What waits for the owner, oldest deadline first, then what was decided in the last 7 days. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, decided_at]';
+comment on function posthorn_api.list_owner_proposals(bytea, boolean) is 'What waits for the owner, oldest deadline first, then what was decided in the last 7 days. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 create function posthorn_impl.open_proposal(
   p_actor posthorn_impl.proven,
@@ -535,7 +584,8 @@ create function posthorn_impl.open_proposal(
   p_name text,
   p_purpose text,
   p_project_boundary text,
-  p_duration_hours int
+  p_duration_hours int,
+  p_now timestamptz
 ) returns table (
   proposal posthorn.proposals,
   is_new boolean
@@ -545,8 +595,6 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_now timestamptz := posthorn_impl.clock();
 begin
   select p.* into proposal
     from posthorn.proposals p
@@ -554,13 +602,13 @@ begin
      and p.kind = p_kind
      and p.state = 'pending'
      and case p_kind when 'new' then p.agent_ids = p_agent_ids when 'renew' then p.group_id = p_group_id else p.conversation_id = p_conversation_id end;
-  if proposal.proposal_id is not null and proposal.expires_at > v_now then
+  if proposal.proposal_id is not null and proposal.expires_at > p_now then
     is_new := false;
     return next;
     return;
   end if;
   -- one whose time ran out makes room here, swept or not
-  perform posthorn_impl.close_proposals(p_actor.owner_id, array_remove(array[proposal.proposal_id], null), 'expired', 'expired', null, v_now);
+  perform posthorn_impl.close_proposals(p_actor.owner_id, array_remove(array[proposal.proposal_id], null), 'expired', 'expired', null, p_now);
   if exists (
     select from posthorn.proposals p
      where p.owner_id = p_actor.owner_id
@@ -568,29 +616,30 @@ begin
        and p.state = 'denied'
        and p.reason is null
        and p.lifted_at is null
-       and p.decided_at > v_now - interval '24 hours'
+       and p.decided_at > p_now - interval '24 hours'
   ) then
     perform posthorn_impl.refuse('recently_denied');
   end if;
-  if (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.proposer_agent_id = p_agent_id and p.state = 'pending' and p.expires_at > v_now)
+  if (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.proposer_agent_id = p_agent_id and p.state = 'pending' and p.expires_at > p_now)
        >= posthorn_impl.limit_value('pending_proposals_per_agent')
-     or (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.state = 'pending' and p.expires_at > v_now)
+     or (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.state = 'pending' and p.expires_at > p_now)
        >= posthorn_impl.limit_value('pending_proposals_per_owner') then
     perform posthorn_impl.refuse('proposal_limit');
   end if;
   insert into posthorn.proposals (owner_id, kind, proposer_agent_id, agent_ids, group_id, conversation_id, name, purpose, project_boundary, duration_hours, created_at, expires_at)
   values (p_actor.owner_id, p_kind, p_agent_id, p_agent_ids, p_group_id, p_conversation_id, p_name, p_purpose, p_project_boundary, p_duration_hours,
-          v_now, v_now + make_interval(secs => posthorn_impl.limit_value('proposal_life_seconds')))
+          p_now, p_now + make_interval(secs => posthorn_impl.limit_value('proposal_life_seconds')))
   returning * into proposal;
-  perform posthorn_impl.record_act(p_actor, 'proposal.create', proposal.proposal_id, v_now, p_agent_id);
+  perform posthorn_impl.record_act(p_actor, 'proposal.create', proposal.proposal_id, p_now, p_agent_id);
   is_new := true;
   return next;
 end $$;
-comment on function posthorn_impl.open_proposal(posthorn_impl.proven, uuid, text, uuid[], uuid, uuid, text, text, text, int) is 'The pending request for the same thing, or a new one within the limits; raises recently_denied, proposal_limit. Under the owner''s lock.';
+comment on function posthorn_impl.open_proposal(posthorn_impl.proven, uuid, text, uuid[], uuid, uuid, text, text, text, int, timestamptz) is 'The pending request for the same thing, or a new one within the limits; raises recently_denied, proposal_limit. Under lock_requests.';
 
 create function posthorn_impl.approve_automatically(
   p_actor posthorn_impl.proven,
-  p_proposal posthorn.proposals
+  p_proposal posthorn.proposals,
+  p_now timestamptz
 ) returns boolean
 language plpgsql
 volatile
@@ -598,15 +647,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_now timestamptz := posthorn_impl.clock();
   c_longest constant int := 168; -- the default duration: a longer one is for the person to give
 begin
   if not (select o.automatic_approval from posthorn.owners o where o.owner_id = p_actor.owner_id)
-     or (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.is_automatic and p.decided_at > v_now - interval '24 hours')
+     or (select count(*) from posthorn.proposals p where p.owner_id = p_actor.owner_id and p.is_automatic and p.decided_at > p_now - interval '24 hours')
        >= posthorn_impl.limit_value('automatic_approvals_per_day')
      -- what an approval would refuse waits for the person instead
      or (p_proposal.kind <> 'continue'
-         and (select count(*) from posthorn.groups g where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > v_now)
+         and (select count(*) from posthorn.groups g where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > p_now)
            >= posthorn_impl.limit_value('active_groups_per_owner')) then
     return false;
   end if;
@@ -614,10 +662,10 @@ begin
     p_actor, p_proposal, null, null,
     case when p_proposal.kind = 'continue' then null
          else least(c_longest, coalesce(p_proposal.duration_hours, (select g.duration_hours from posthorn.groups g where g.owner_id = p_actor.owner_id and g.group_id = p_proposal.group_id))) end,
-    true);
+    true, p_now);
   return true;
 end $$;
-comment on function posthorn_impl.approve_automatically(posthorn_impl.proven, posthorn.proposals) is 'Approves a request just made if the owner switched that on and the day''s budget lasts.';
+comment on function posthorn_impl.approve_automatically(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Approves a request just made if the owner switched that on and the day''s budget lasts.';
 
 create function posthorn_api.propose_collaboration(
   p_credential bytea,
@@ -656,6 +704,7 @@ begin
   end if;
   perform posthorn_impl.lock_owner(v_me.owner_id);
   if p_kind = 'new' then
+    perform posthorn_impl.lock_requests(v_me.owner_id, array[v_me.agent_id]);
     v_now := posthorn_impl.clock();
     v_agents := array(select distinct a from unnest(p_peer_agent_ids || v_me.agent_id) a order by a);
     if cardinality(v_agents) not between 2 and 16 or v_me.agent_id = any (p_peer_agent_ids) then
@@ -688,6 +737,7 @@ begin
       v_group_id := v_conversation.group_id;
     end if;
     perform posthorn_impl.lock_groups(v_me.owner_id, array[v_group_id]);
+    perform posthorn_impl.lock_requests(v_me.owner_id, array[v_me.agent_id]);
     v_now := posthorn_impl.clock();
     select g.* into v_group from posthorn.groups g where g.owner_id = v_me.owner_id and g.group_id = v_group_id;
     v_agents := array(select m.agent_id from posthorn.members m where m.owner_id = v_me.owner_id and m.group_id = v_group_id order by m.agent_id);
@@ -714,9 +764,9 @@ begin
     from posthorn_impl.open_proposal(
       v_actor, v_me.agent_id, p_kind, v_agents, v_group_id, p_conversation_id,
       case p_kind when 'new' then coalesce(p_name, posthorn_impl.name_for(v_me.owner_id, v_agents)) else p_name end, p_purpose, p_project_boundary,
-      case p_kind when 'new' then coalesce(p_duration_hours, 168) else p_duration_hours end) o;
+      case p_kind when 'new' then coalesce(p_duration_hours, 168) else p_duration_hours end, v_now) o;
   if v_opened.is_new then
-    perform posthorn_impl.approve_automatically(v_actor, v_opened.proposal);
+    perform posthorn_impl.approve_automatically(v_actor, v_opened.proposal, v_now);
   end if;
   return query
   select p.proposal_id, case when p.state = 'approved' then p.group_id end, not v_opened.is_new
@@ -766,7 +816,7 @@ begin
             order by p.proposal_id desc
             limit 500), v_now) v;
 end $$;
-comment on function posthorn_api.list_proposals(bytea, uuid, uuid[]) is 'Requests that the caller is a member of: pending ones and those decided in the last 7 days, or these ids whenever decided. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, decided_at]';
+comment on function posthorn_api.list_proposals(bytea, uuid, uuid[]) is 'Requests that the caller is a member of: pending ones and those decided in the last 7 days, or these ids whenever decided. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 grant execute on function
   posthorn_api.approve_proposal(bytea, uuid, text, text, int), posthorn_api.deny_proposal(bytea, uuid), posthorn_api.lift_denial(bytea, uuid),

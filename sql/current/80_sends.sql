@@ -285,8 +285,11 @@ begin
              join posthorn.messages q on q.owner_id = i.owner_id and q.message_id = i.reply_to
             cross join lateral (values (i.agent_id), (q.sender_agent_id)) x(agent_id)
             union
-           -- an automatic approval tells the sender
-           select i.owner_id, i.agent_id from unnest(p_items) i where i.hold_id is not null) y
+           -- an automatic approval tells the sender, and whoever waits behind a request that it ends
+           select i.owner_id, x.agent_id
+             from unnest(p_items) i
+            cross join lateral unnest(posthorn_impl.agents_of_requests(i.owner_id) || i.agent_id) x(agent_id)
+            where i.hold_id is not null) y
        on y.owner_id = b.owner_id
       and y.agent_id = b.agent_id
     order by b.owner_id, b.agent_id
@@ -514,8 +517,8 @@ declare
   v_detail text;
 begin
   select t.* into v_to from posthorn_impl.address_sends(array[p_item], v_now) t;
-  if v_to.refusal is not null or v_to.hold_kind is null then
-    -- an item of this batch before it changed what this one asks for
+  if v_to.refusal is not null or v_to.hold_kind is null or cardinality(p_item.copies) is distinct from 1 or v_copy.recipient_agent_id is distinct from v_to.to_agent_id then
+    -- an item of this batch before it changed what this one asks for, or the pod sealed for somebody else
     return row(p_item.item, coalesce(v_to.refusal, 'stale_plan'), v_to.refusal_detail, null, null, null, null, null, null, null, null)::posthorn_impl.send_outcome;
   end if;
   begin
@@ -527,7 +530,7 @@ begin
         v_to.to_group_id, case v_to.hold_kind when 'continue' then v_to.found_conversation_id end,
         case v_to.hold_kind when 'new' then coalesce(p_item.name, posthorn_impl.name_for(p_item.owner_id, array[v_to.agent_low, v_to.agent_high])) else p_item.name end,
         p_item.purpose, null,
-        case v_to.hold_kind when 'new' then coalesce(p_item.duration_hours, 168) else p_item.duration_hours end) o;
+        case v_to.hold_kind when 'new' then coalesce(p_item.duration_hours, 168) else p_item.duration_hours end, v_now) o;
     v_proposal := v_opened.proposal;
     if (select count(*) from posthorn.held_bodies h where h.owner_id = p_item.owner_id and h.proposal_id = v_proposal.proposal_id)
        >= posthorn_impl.limit_value('held_messages_per_proposal') then
@@ -543,7 +546,7 @@ begin
      where h.owner_id = p_item.owner_id
        and h.proposal_id = v_proposal.proposal_id;
     if v_opened.is_new then
-      perform posthorn_impl.approve_automatically(v_actor, v_proposal);
+      perform posthorn_impl.approve_automatically(v_actor, v_proposal, v_now);
     end if;
   exception when others then
     -- a refusal of this item undoes what it did and fails nobody else

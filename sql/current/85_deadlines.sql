@@ -87,18 +87,20 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+  c_batch constant int := 100; -- however far an operator raises the limits
   v_now timestamptz;
   v_due uuid[];
 begin
   perform posthorn_impl.prove(array[int4send(p_owner_id) || decode(posthorn_impl.sign_proof('ticket|' || p_owner_id), 'hex')]);
   perform posthorn_impl.lock_owner(p_owner_id);
+  perform posthorn_impl.lock_requests(p_owner_id, '{}');
   v_now := posthorn_impl.clock();
   v_due := array(
-    select p.proposal_id from posthorn.proposals p where p.owner_id = p_owner_id and p.state = 'pending' and p.expires_at <= v_now);
+    select p.proposal_id from posthorn.proposals p where p.owner_id = p_owner_id and p.state = 'pending' and p.expires_at <= v_now order by p.expires_at limit c_batch);
   perform posthorn_impl.close_proposals(p_owner_id, v_due, 'expired', 'expired', null, v_now);
   return cardinality(v_due);
 end $$;
-comment on function posthorn_impl.expire_owner_proposals(int) is 'Ends one owner''s requests that are past their deadline, and what they hold; answers how many.';
+comment on function posthorn_impl.expire_owner_proposals(int) is 'Ends up to 100 of one owner''s requests that are past their deadline, and what they hold; answers how many.';
 
 create function posthorn_api.expire_proposals() returns int
 language plpgsql
@@ -107,9 +109,9 @@ security invoker
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_owner_id int;
+  v_now timestamptz := posthorn_impl.clock();
+  v_owner_id int := (select p.owner_id from posthorn.proposals p where p.state = 'pending' and p.expires_at <= v_now limit 1);
 begin
-  select p.owner_id into v_owner_id from posthorn.proposals p where p.state = 'pending' and p.expires_at <= posthorn_impl.clock() limit 1;
   return case when v_owner_id is null then 0 else posthorn_impl.expire_owner_proposals(v_owner_id) end;
 end $$;
 comment on function posthorn_api.expire_proposals() is 'Ends the overdue requests of one owner; answers how many, 0 when none is left.';
@@ -118,8 +120,20 @@ grant execute on function posthorn_impl.expire_owner_proposals(int), posthorn_ap
 
 -- What is kept no longer. The policies say which rows a worker may see and delete, so that even a wrong query of its
 -- own deletes nothing before its time.
+create function posthorn_impl.kept_since(
+  p_limit text
+) returns timestamptz
+language sql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select posthorn_impl.clock() - make_interval(days => posthorn_impl.limit_value(p_limit)::int)
+$$;
+comment on function posthorn_impl.kept_since(text) is 'Since when rows are kept, by a limit in days: what is as old or older may go.';
+grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
+
 set local role posthorn_owner;
-grant select on posthorn.limits to posthorn_jobs;
 
 do $$
 declare
@@ -137,11 +151,11 @@ begin
     execute format('drop policy if exists select_outdated on posthorn.%I', v_rule.table_name);
     execute format('drop policy if exists delete_outdated on posthorn.%I', v_rule.table_name);
     execute format(
-      'create policy select_outdated on posthorn.%I for select to posthorn_jobs using (%s and %I <= (select posthorn_impl.clock() - make_interval(days => l.value::int) from posthorn.limits l where l.name = %L))',
+      'create policy select_outdated on posthorn.%I for select to posthorn_jobs using (%s and %I <= (select posthorn_impl.kept_since(%L)))',
       v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
     -- the same for deleting: a delete without a where clause is not under the select policy
     execute format(
-      'create policy delete_outdated on posthorn.%I for delete to posthorn_jobs using (%s and %I <= (select posthorn_impl.clock() - make_interval(days => l.value::int) from posthorn.limits l where l.name = %L))',
+      'create policy delete_outdated on posthorn.%I for delete to posthorn_jobs using (%s and %I <= (select posthorn_impl.kept_since(%L)))',
       v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
   end loop;
 end $$;
@@ -162,8 +176,8 @@ security invoker
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_receipts timestamptz := posthorn_impl.clock() - make_interval(days => (select l.value::int from posthorn.limits l where l.name = 'receipt_days'));
-  v_events timestamptz := posthorn_impl.clock() - make_interval(days => (select l.value::int from posthorn.limits l where l.name = 'event_days'));
+  v_receipts timestamptz := posthorn_impl.kept_since('receipt_days');
+  v_events timestamptz := posthorn_impl.kept_since('event_days');
   v_deleted int := 0;
   v_rows int;
 begin

@@ -14,7 +14,7 @@ create table posthorn.proposals (
   proposal_id uuid not null default posthorn.make_id(),
   kind text not null constraint kind_is_known check (kind in ('new', 'renew', 'continue')),
   state text not null default 'pending' constraint state_is_known check (state in ('pending', 'approved', 'denied', 'expired')),
-  reason text constraint reason_is_known check (reason in ('superseded')),
+  reason text constraint reason_is_known check (reason = any ('{superseded}')),
   is_automatic boolean not null default false,
   proposer_agent_id uuid not null,
   agent_ids uuid[] not null constraint asks_for_2_to_16_agents check (cardinality(agent_ids) between 2 and 16),
@@ -44,7 +44,8 @@ create unique index one_pending_renewal_per_group on posthorn.proposals (owner_i
 create unique index one_pending_continuation_per_conversation on posthorn.proposals (owner_id, conversation_id) where state = 'pending' and kind = 'continue';
 create index proposals_by_group on posthorn.proposals (owner_id, group_id) where group_id is not null;
 create index proposals_by_proposer on posthorn.proposals (owner_id, proposer_agent_id);
-create index pending_proposals_by_deadline on posthorn.proposals (expires_at) where state = 'pending';
+-- Few at any time: by owner for decisions, read whole for what is past its deadline.
+create index pending_proposals on posthorn.proposals (owner_id, expires_at) where state = 'pending';
 
 create table posthorn.proposal_transitions (
   from_state text not null,

@@ -211,7 +211,7 @@ export interface ProposalSaid {
   purpose?: string | null;
   project_boundary?: string | null;
   duration_hours?: number | null;
-  held_messages?: number;
+  held_messages?: number | null;
   expires_at?: string;
   decided_at?: string | null;
 }
@@ -243,8 +243,8 @@ function sayRequest(proposal: ProposalSaid, names: Names): string {
   return `${nameOf(proposer)} asks to talk with ${others}${howLong}`;
 }
 
-function sayProgress({ state, reason, held_messages: held = 0, expires_at, decided_at }: ProposalSaid): string {
-  const waiting = held === 0 ? '' : `${held} ${held === 1 ? 'message waits' : 'messages wait'}. `;
+function sayProgress({ state, reason, held_messages: held, expires_at, decided_at }: ProposalSaid): string {
+  const waiting = !held ? '' : `${held} ${held === 1 ? 'message waits' : 'messages wait'}. `;
   if (state === 'pending') return `${waiting}Time left: ${sayHours(hoursUntil(expires_at!))}.`;
   const when = decided_at ? ` ${sayTime(decided_at)}` : '';
   return `${state[0]!.toUpperCase()}${state.slice(1)}${when}${reason ? `: ${reason}` : ''}.`;

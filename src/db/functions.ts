@@ -83,7 +83,7 @@ export interface ProposalView {
   purpose: string | null;
   projectBoundary: string | null;
   durationHours: number | null;
-  heldMessages: number;
+  heldMessages: number | null;
   createdAt: Date;
   expiresAt: Date;
   decidedAt: Date | null;

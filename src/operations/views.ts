@@ -89,7 +89,7 @@ export const Proposal = z.object({
   purpose: z.string().nullable(),
   project_boundary: z.string().nullable(),
   duration_hours: z.int().nullable(),
-  held_messages: z.int(),
+  held_messages: z.int().nullable(),
   created_at: time(),
   expires_at: time(),
   decided_at: timeOrNull(),
