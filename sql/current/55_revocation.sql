@@ -32,12 +32,6 @@ begin
     union
     select c.agent_id from posthorn.connections c where c.owner_id = v_actor.owner_id and c.connection_id = any (v_connections) and c.agent_id is not null);
   v_groups := posthorn_impl.lock_groups_of(v_actor.owner_id, v_agents);
-  v_now := posthorn_impl.clock();
-  update posthorn.connections c
-     set revoked_at = v_now
-   where c.owner_id = v_actor.owner_id
-     and c.connection_id = any (v_connections)
-     and c.revoked_at is null;
   -- nobody will read what waits for its agents, and what it queued must not start any more
   v_ended := array(
     select b.message_id
@@ -54,6 +48,13 @@ begin
         or m.connection_id = any (v_connections)
     union
     select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
+  perform posthorn_impl.lock_mailboxes(v_actor.owner_id, posthorn_impl.agents_of_messages(v_actor.owner_id, v_ended));
+  v_now := posthorn_impl.clock();
+  update posthorn.connections c
+     set revoked_at = v_now
+   where c.owner_id = v_actor.owner_id
+     and c.connection_id = any (v_connections)
+     and c.revoked_at is null;
   perform posthorn_impl.end_messages(v_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(v_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
