@@ -84,6 +84,12 @@ create type posthorn_impl.message_view as (
   processed_at timestamp with time zone,
   replied_at timestamp with time zone
 );
+create type posthorn_impl.place as (
+  system_identifier bigint,
+  database_oid bigint,
+  timeline integer,
+  started_at timestamp with time zone
+);
 create type posthorn_impl.proposal_view as (
   id uuid,
   kind text,
@@ -636,6 +642,7 @@ CREATE UNIQUE INDEX one_pending_continuation_per_conversation ON posthorn.propos
 CREATE UNIQUE INDEX one_pending_renewal_per_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE ((state = 'pending'::text) AND (kind = 'renew'::text));
 CREATE UNIQUE INDEX one_pending_request_per_member_set ON posthorn.proposals USING btree (owner_id, agent_ids) WHERE ((state = 'pending'::text) AND (kind = 'new'::text));
 CREATE INDEX pending_proposals ON posthorn.proposals USING btree (owner_id, expires_at) WHERE (state = 'pending'::text);
+CREATE INDEX proposals_by_conversation ON posthorn.proposals USING btree (owner_id, conversation_id) WHERE (conversation_id IS NOT NULL);
 CREATE INDEX proposals_by_group ON posthorn.proposals USING btree (owner_id, group_id) WHERE (group_id IS NOT NULL);
 CREATE INDEX proposals_by_proposer ON posthorn.proposals USING btree (owner_id, proposer_agent_id);
 alter table posthorn.proposals enable row level security;
@@ -658,6 +665,25 @@ create table posthorn.ring_keys (
   constraint proof_is_bounded CHECK (((octet_length(proof) >= 16) AND (octet_length(proof) <= 256))),
   constraint ring_key_id_has_1_to_64_characters CHECK (((char_length(ring_key_id) >= 1) AND (char_length(ring_key_id) <= 64))),
   constraint ring_keys_pkey PRIMARY KEY (ring_key_id)
+); -- of posthorn_owner
+
+create table posthorn.server (
+  only_one boolean not null default true,
+  system_identifier bigint not null,
+  database_oid bigint not null,
+  timeline integer not null,
+  started_at timestamp with time zone not null,
+  epoch bigint not null default 1,
+  fenced_up_to integer,
+  constraint server_pkey PRIMARY KEY (only_one),
+  constraint there_is_only_one_server CHECK (only_one)
+); -- of posthorn_owner
+
+create unlogged table posthorn.worker_heartbeats (
+  worker_id text not null,
+  heard_at timestamp with time zone not null,
+  constraint worker_heartbeats_pkey PRIMARY KEY (worker_id),
+  constraint worker_id_has_1_to_64_characters CHECK (((char_length(worker_id) >= 1) AND (char_length(worker_id) <= 64)))
 ); -- of posthorn_owner
 
 create table posthorn_secret.proof_key (
@@ -722,6 +748,8 @@ create function ops.add_ring_key(p_ring_key_id text, p_proof bytea) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.create_owner(p_label text, p_ring_key_id text, p_wrapped_key bytea, p_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.declare_restored() returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.forget_ring_keys(p_except text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.list_owners() returns TABLE(id uuid, label text, created_at timestamp with time zone)
@@ -736,7 +764,7 @@ create function ops.set_limit(p_name text, p_value bigint) returns bigint
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.suspend_owner(p_owner_id uuid) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function ops.wrap_owner_key(p_owner_id uuid, p_from_ring_key_id text, p_ring_key_id text, p_wrapped_key bytea) returns boolean
+create function ops.wrap_owner_keys(p_owner_ids uuid[], p_from_ring_key_ids text[], p_ring_key_id text, p_wrapped_keys bytea[]) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
@@ -748,6 +776,8 @@ create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id 
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, kind text, scopes text[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.beat_worker(p_worker_id text) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
@@ -762,6 +792,8 @@ create function posthorn_api.delete_outdated(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.end_worker(p_worker_id text) returns void
+  language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.expire_messages(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.expire_proposals() returns integer
@@ -802,6 +834,8 @@ create function posthorn_api.propose_collaboration(p_credential bytea, p_kind te
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.recognise_server(p_limit integer) returns text
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
@@ -826,6 +860,8 @@ create function posthorn_api.touch_connections(p_credentials bytea[]) returns in
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.admit_owners(p_owner_ids integer[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.agents_of_messages(p_owner_id integer, p_message_ids uuid[]) returns uuid[]
@@ -838,6 +874,8 @@ create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_n
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.begin_fencing() returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
@@ -856,6 +894,8 @@ create function posthorn_impl.expire_owner_proposals(p_owner_id integer) returns
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.find_place() returns posthorn_impl.place
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(message_id uuid)
@@ -898,6 +938,8 @@ create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_c
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_now timestamp with time zone) returns TABLE(proposal posthorn.proposals, is_new boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.owners_after(p_owner_id integer, p_limit integer) returns integer[]
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns TABLE(proposal posthorn.proposals, decided_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
@@ -912,6 +954,8 @@ create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::j
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.require_same_server() returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
@@ -940,6 +984,7 @@ create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
 grant execute on function ops.add_ring_key(text,bytea) to posthorn_admin;
 grant execute on function ops.create_owner(text,text,bytea,uuid) to posthorn_admin;
+grant execute on function ops.declare_restored() to posthorn_admin;
 grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
 grant execute on function ops.list_ring_keys() to posthorn_admin;
@@ -947,13 +992,14 @@ grant execute on function ops.owner_keys_to_wrap(text,integer) to posthorn_admin
 grant execute on function ops.resume_owner(uuid) to posthorn_admin;
 grant execute on function ops.set_limit(text,bigint) to posthorn_admin;
 grant execute on function ops.suspend_owner(uuid) to posthorn_admin;
-grant execute on function ops.wrap_owner_key(uuid,text,text,bytea) to posthorn_admin;
+grant execute on function ops.wrap_owner_keys(uuid[],text[],text,bytea[]) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_admin;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_app;
 grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
+grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_admin;
@@ -966,6 +1012,7 @@ grant execute on function posthorn_api.delete_deleted_accounts(integer) to posth
 grant execute on function posthorn_api.delete_outdated(integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.end_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
 grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
@@ -995,6 +1042,9 @@ grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],u
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
+grant execute on function posthorn_api.recognise_server(integer) to posthorn_admin;
+grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
+grant execute on function posthorn_api.recognise_server(integer) to posthorn_jobs;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
@@ -1013,13 +1063,16 @@ grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to po
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
 grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_impl.find_place() to posthorn_engine;
 grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
+grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
@@ -1084,8 +1137,8 @@ grant delete, select (owner_id) on posthorn.owner_keys to posthorn_jobs;
 grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
 grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
 grant delete, select (owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
-grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at) on posthorn.owners to posthorn_ops;
-grant select (owner_id, id, label, created_at) on posthorn.owners to posthorn_prover;
+grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
+grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
@@ -1096,6 +1149,10 @@ grant delete, select (owner_id, state, expires_at, decided_at) on posthorn.propo
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant delete, select on posthorn.ring_keys to posthorn_admin;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
+grant select, update on posthorn.server to posthorn_engine;
+grant select on posthorn.server to posthorn_ops;
+grant select, update on posthorn.server to posthorn_prover;
+grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant usage on schema ops to posthorn_admin;
 grant usage on schema ops to posthorn_ops;
 grant create, usage on schema ops to posthorn_prover;

@@ -43,6 +43,7 @@ create unique index one_pending_request_per_member_set on posthorn.proposals (ow
 create unique index one_pending_renewal_per_group on posthorn.proposals (owner_id, group_id) where state = 'pending' and kind = 'renew';
 create unique index one_pending_continuation_per_conversation on posthorn.proposals (owner_id, conversation_id) where state = 'pending' and kind = 'continue';
 create index proposals_by_group on posthorn.proposals (owner_id, group_id) where group_id is not null;
+create index proposals_by_conversation on posthorn.proposals (owner_id, conversation_id) where conversation_id is not null;
 create index proposals_by_proposer on posthorn.proposals (owner_id, proposer_agent_id);
 -- Few at any time: by owner for decisions, read whole for what is past its deadline.
 create index pending_proposals on posthorn.proposals (owner_id, expires_at) where state = 'pending';
