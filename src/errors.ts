@@ -94,6 +94,7 @@ export const SQLSTATES: Record<string, ErrorCode> = {
   MHRNO: 'renewal_not_open',
   MHADC: 'already_decided',
   MHEXP: 'expired',
+  MHUNV: 'unavailable',
 };
 
 /** Facts for the caller beside the code, such as `fields` or `retry_after`; never content. */

@@ -9,8 +9,9 @@ import { DataDirectoryInUseError, startEmbeddedPostgres } from './db/embedded.ts
 import { listOwners, ringKeys } from './db/functions.ts';
 import { migrate } from './db/migrate.ts';
 import { createPool } from './db/pool.ts';
+import { fenceIfRestored } from './db/restored-server.ts';
 import { makeOwner } from './new-owner.ts';
-import { openOrMakeKeyRing } from './open-key-ring.ts';
+import { openOrMakeKeyRing, readKeyRing } from './open-key-ring.ts';
 import { packageRoot } from './package-root.ts';
 import { readServerFile, removeServerFile, writeServerFile } from './server-file.ts';
 
@@ -56,12 +57,22 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
     closers.push(database.close);
     await removeServerFile(dataDirectory);
     await migrate({ url: database.adminUrl, sqlDirectory: join(packageRoot, 'sql'), log: (line) => log.info(line) });
+    await fenceRestored(database.adminUrl, log);
     const { ring, madeAt } = await prepareOwner(database.adminUrl, config);
     const { podUrl, listenUrl, workerUrl } = await database.urls();
 
     const [{ startPod }, { startWorker }] = await programs;
     const { host, port, publicUrl } = config;
-    const pod = await startPod({ databaseUrl: podUrl, listenUrl, publicUrl, host, port, keyRing: ring, log });
+    const pod = await startPod({
+      databaseUrl: podUrl,
+      listenUrl,
+      publicUrl,
+      host,
+      port,
+      keyRing: ring,
+      readKeyRing: () => readKeyRing(config),
+      log,
+    });
     closers.push(pod.close);
     const worker = await startWorker({ databaseUrl: workerUrl, log });
     closers.push(worker.close);
@@ -150,6 +161,15 @@ async function answers(url: string): Promise<boolean> {
     return response.ok;
   } catch {
     return false;
+  }
+}
+
+async function fenceRestored(adminUrl: string, log: Logger): Promise<void> {
+  const pool = createPool({ url: adminUrl, role: 'posthorn_admin', max: 1 });
+  try {
+    if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
+  } finally {
+    await pool.end();
   }
 }
 

@@ -16,7 +16,7 @@ const COMMANDS: Record<string, { about: string; load: () => Promise<(program: Co
     load: async () => (await import('./cli/token.ts')).addToken,
   },
   owner: {
-    about: 'decide as the owner: agents, groups, settings, devices',
+    about: 'decide as the owner: requests, agents, groups, settings, devices',
     load: async () => (await import('./cli/owner.ts')).addOwner,
   },
   status: {
@@ -46,6 +46,14 @@ const COMMANDS: Record<string, { about: string; load: () => Promise<(program: Co
   migrate: {
     about: 'bring a database of your own up to date',
     load: async () => (await import('./cli/migrate.ts')).addMigrate,
+  },
+  keys: {
+    about: 'list and rotate the keys of the server',
+    load: async () => (await import('./cli/keys.ts')).addKeys,
+  },
+  restore: {
+    about: 'fence the mail of a database that you put back from a backup',
+    load: async () => (await import('./cli/restore.ts')).addRestore,
   },
   doctor: {
     about: 'look for what is wrong, and say what to do',

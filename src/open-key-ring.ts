@@ -17,6 +17,20 @@ export function keyRingFile(dataDirectory: string): string {
 /** What posthorn_api.ring_keys answers: the keys that the database's owners depend on. */
 export type KnownRingKeys = { ringKeyId: string; proof: Buffer }[];
 
+/** Where the key ring is, as a setting of loadKeyRing: a path, or the ring itself. */
+const placeOf = (config: Config): string => config.keyRing ?? keyRingFile(config.dataDirectory);
+
+/** Reads the server's key ring, whatever the database depends on. */
+export async function readKeyRing(config: Config): Promise<KeyRing> {
+  return await loadKeyRing(placeOf(config));
+}
+
+/** The path of the key ring's file; undefined where the setting holds the ring itself. */
+export function keyRingPath(config: Config): string | undefined {
+  const place = placeOf(config);
+  return place.trimStart().startsWith('{') ? undefined : place;
+}
+
 /**
  * Opens the server's key ring and holds it against the keys that the database depends on.
  *
@@ -29,7 +43,7 @@ export async function openKeyRing(config: Config, known: KnownRingKeys): Promise
     throw new KeyRingError(`There is no key ring at ${path}${depends}, or set POSTHORN_KEYRING.`);
   }
   try {
-    const ring = await loadKeyRing(config.keyRing ?? path);
+    const ring = await readKeyRing(config);
     checkKeyRing(ring, known);
     return ring;
   } catch (error) {

@@ -9,6 +9,7 @@ import { createListener } from './db/listener.ts';
 import { readSqlFiles, schemaState } from './db/migrate.ts';
 import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
+import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
@@ -40,6 +41,8 @@ export async function startPod(options: {
   host: string;
   port: number;
   keyRing: KeyRing;
+  /** Reads the ring anew, for keys that came with a rotation since. */
+  readKeyRing?: () => Promise<KeyRing>;
   log: Logger;
 }): Promise<Pod> {
   const { log } = options;
@@ -49,14 +52,22 @@ export async function startPod(options: {
   const pool = createPool({ url: options.databaseUrl, role, max: POOL_SIZE });
   const lanePool = createPool({ url: options.databaseUrl, role, max: LANE_POOL_SIZE });
   const endPools = () => Promise.all([pool.end(), lanePool.end()]);
+  const recognise = async () => {
+    if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
+  };
   try {
     checkKeyRing(options.keyRing, await ringKeys(pool));
+    await recognise();
   } catch (error) {
     await endPools();
     throw error;
   }
-  const ownerKeysOf = createOwnerKeys(pool, options.keyRing);
-  const listener = createListener(options.listenUrl, (isListening) => log.info({ isListening }, 'listener'));
+  const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
+  const listener = createListener(options.listenUrl, (isListening) => {
+    log.info({ isListening }, 'listener');
+    // behind a connection that was lost there may be another database now
+    if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
+  });
   const services: Services = {
     pool,
     ownerKeysOf,

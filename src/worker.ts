@@ -1,16 +1,30 @@
+import { EventEmitter } from 'node:events';
 import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setTimeout as wait } from 'node:timers/promises';
-import { Logger as JobLogger, type LogLevel, parseCrontab, type Runner, run, type Task } from 'graphile-worker';
+import {
+  Logger as JobLogger,
+  type LogLevel,
+  parseCrontab,
+  type Runner,
+  run,
+  type Task,
+  type WorkerEvents,
+} from 'graphile-worker';
 import type { Logger } from 'pino';
+import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
+import { fenceIfRestored } from './db/restored-server.ts';
 import { packageRoot } from './package-root.ts';
 
 /** Jobs that run at once in one worker. */
 const CONCURRENCY = 4;
 
-/** One connection for each job, one to listen and one for the schedule. */
-const POOL_SIZE = CONCURRENCY + 2;
+/** One connection for each job, one to listen, one for the schedule and one for heartbeats. */
+const POOL_SIZE = CONCURRENCY + 3;
+
+/** How often a worker says that it lives and looks for dead ones, in milliseconds; three missed beats are a death. */
+const BEAT_MS = 10_000;
 
 /** How long after a failure (the database restarts, say) the worker starts again, in milliseconds. */
 const RESTART_MS = 2_000;
@@ -25,7 +39,7 @@ export interface Worker {
 
 /**
  * Runs the tasks of jobs/ and its schedule, as role posthorn_jobs. Any number of workers may run; a killed one loses
- * nothing, since every task finds what is due by itself.
+ * nothing, since every task finds what is due by itself, and the jobs that it held are freed within a minute.
  *
  * @param options.databaseUrl a direct connection: the worker listens for jobs
  * @throws Error if the database cannot be reached now; later failures are logged and tried again
@@ -34,8 +48,15 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
   const { log } = options;
   const [taskList, crontab] = await Promise.all([loadTasks(), readFile(join(packageRoot, 'jobs', 'crontab'), 'utf8')]);
   const pool = createPool({ url: options.databaseUrl, role: 'posthorn_jobs', max: POOL_SIZE });
+  const events: WorkerEvents = new EventEmitter();
+  let workerId: string | undefined;
+  // by this the jobs are locked; a new one with each run
+  events.on('pool:create', ({ workerPool }) => {
+    workerId = workerPool.id;
+  });
   const start = () =>
     run({
+      events,
       pgPool: pool,
       taskList,
       parsedCronItems: parseCrontab(crontab),
@@ -48,7 +69,9 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
   const closing = new AbortController();
   let runner: Runner;
   try {
+    if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
     runner = await start();
+    await beat();
   } catch (error) {
     await pool.end();
     throw error;
@@ -77,12 +100,20 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
     return undefined;
   }
 
+  async function beat(): Promise<void> {
+    const dead = await beatWorker(pool, { workerId: workerId! });
+    if (dead > 0) log.warn({ dead }, 'jobs of workers that had died were freed');
+  }
+
+  const beating = setInterval(() => void beat().catch((err) => log.error({ err }, 'a heartbeat failed')), BEAT_MS);
   const running = keepRunning();
   return {
     async close() {
       closing.abort();
+      clearInterval(beating);
       await runner.stop().catch(() => {}); // it may have stopped by itself
       await running;
+      await endWorker(pool, { workerId: workerId! }).catch(() => {}); // or it falls silent
       await pool.end();
     },
   };

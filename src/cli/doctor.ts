@@ -9,7 +9,7 @@ import { type Config, readConfig, unknownSettings } from '../config.ts';
 import { ringKeys } from '../db/functions.ts';
 import { readSqlFiles, schemaState } from '../db/migrate.ts';
 import { canActAs } from '../db/pool.ts';
-import { keyRingFile, openKeyRing } from '../open-key-ring.ts';
+import { keyRingPath, openKeyRing } from '../open-key-ring.ts';
 import { packageRoot } from '../package-root.ts';
 import { isExposed } from '../private-file.ts';
 import { readServerFile, type ServerFile } from '../server-file.ts';
@@ -173,8 +173,8 @@ async function checkSchema(client: pg.Client): Promise<Outcome> {
 
 async function checkKeyRingFile(config: Config, client: pg.Client): Promise<Outcome> {
   const ring = await openKeyRing(config, await ringKeys(client));
-  const path = config.keyRing === undefined ? keyRingFile(config.dataDirectory) : config.keyRing;
-  if (path.trimStart().startsWith('{')) return ok(`opens this database; its current key is ${ring.currentId}`);
+  const path = keyRingPath(config);
+  if (path === undefined) return ok(`opens this database; its current key is ${ring.currentId}`);
   return isExposed((await stat(path)).mode)
     ? problem(`Other users can read ${path}. Run: chmod 600 '${path}'`)
     : ok(`${path} opens this database; its current key is ${ring.currentId}`);

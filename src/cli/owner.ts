@@ -20,6 +20,7 @@ import { makeOwner } from '../new-owner.ts';
 import { openOrMakeKeyRing } from '../open-key-ring.ts';
 import { line, paragraph } from '../operations/fields.ts';
 import { agentView, groupView } from '../operations/views.ts';
+import { addAccount } from './account.ts';
 import { showCredential } from './connections.ts';
 import { addDecisions } from './decisions.ts';
 import { checked, checkedId, onOrOff, repeat, wholeNumber } from './options.ts';
@@ -46,6 +47,7 @@ export function addOwner(program: Command): void {
     .option('--sensitive-content-check <on|off>', 'refuse bodies that look like they hold a secret', onOrOff)
     .action(settings);
   addDecisions(owner);
+  addAccount(owner);
 
   const agents = owner.command('agents').description('The agents that the owner has.');
   addOwnerCommand(agents, 'list', 'Every agent, revoked ones too.').action(listAgents);

@@ -25,16 +25,24 @@ export function addOwnerCommand(parent: Command, nameAndArguments: string, about
  * Runs `act` as an owner, in one transaction.
  *
  * @param act is given the ticket that stands in for a credential in that transaction
+ * @param queryTimeoutMs how long one answer of the database may take, where that is longer than usual
  */
-export async function asOwner<T>(options: AsOwner, act: (db: Queryable, ticket: Buffer) => Promise<T>): Promise<T> {
+export async function asOwner<T>(
+  options: AsOwner,
+  act: (db: Queryable, ticket: Buffer) => Promise<T>,
+  queryTimeoutMs?: number,
+): Promise<T> {
   return await asPerson(async (db) => {
     const ownerId = chooseOwner(await listOwners(db), options.owner);
     return await act(db, await actAsOwner(db, { ownerId }));
-  });
+  }, queryTimeoutMs);
 }
 
 /** Runs `act` with the rights of the person at the server: on a running `start`, else on POSTHORN_DATABASE_URL. */
-export async function asPerson<T>(act: (db: Queryable, config: Config) => Promise<T>): Promise<T> {
+export async function asPerson<T>(
+  act: (db: Queryable, config: Config) => Promise<T>,
+  queryTimeoutMs?: number,
+): Promise<T> {
   const config = readConfig(process.env);
   const url = (await readServerFile(config.dataDirectory))?.database_url ?? config.databaseUrl;
   if (url === undefined) {
@@ -43,7 +51,7 @@ export async function asPerson<T>(act: (db: Queryable, config: Config) => Promis
         '(Elsewhere? Set POSTHORN_DATA_DIR to its folder, or POSTHORN_DATABASE_URL to its database.)',
     );
   }
-  return await reaching(url, () => asAdmin(url, (db) => act(db, config)));
+  return await reaching(url, () => asAdmin(url, (db) => act(db, config), queryTimeoutMs));
 }
 
 function chooseOwner(owners: { id: string; label: string }[], wanted: string | undefined): string {

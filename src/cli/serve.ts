@@ -1,7 +1,7 @@
 import type { Command } from 'commander';
 import { readConfig } from '../config.ts';
 import { createLog } from '../log.ts';
-import { openKeyRing } from '../open-key-ring.ts';
+import { openKeyRing, readKeyRing } from '../open-key-ring.ts';
 import { startPod } from '../pod.ts';
 import { reaching, requireDatabaseUrl, requireSchema } from './database.ts';
 import { addCommand, type Output } from './output.ts';
@@ -24,7 +24,8 @@ async function serve(output: Output): Promise<void> {
     async () => {
       const keyRing = await openKeyRing(config, await requireSchema(databaseUrl));
       const { host, port, publicUrl, listenUrl } = config;
-      const options = { databaseUrl, listenUrl: listenUrl!, publicUrl, host, port, keyRing, log };
+      const read = () => readKeyRing(config);
+      const options = { databaseUrl, listenUrl: listenUrl!, publicUrl, host, port, keyRing, readKeyRing: read, log };
       return await reaching(databaseUrl, () => startPod(options));
     },
     (pod) => {

@@ -25,8 +25,13 @@ const TAG_BYTES = 16;
 
 /** A ring with one new key. */
 export function makeKeyRing(): KeyRing {
+  return withNewKey(new Map());
+}
+
+/** A ring of these keys and a new one, which is its current one. */
+export function withNewKey(keys: ReadonlyMap<string, Buffer>): KeyRing {
   const id = `k${new Date().toISOString().slice(0, 10).replaceAll('-', '')}-${randomBytes(3).toString('hex')}`;
-  return { currentId: id, keys: new Map([[id, randomBytes(32)]]) };
+  return { currentId: id, keys: new Map([...keys, [id, randomBytes(32)]]) };
 }
 
 /**

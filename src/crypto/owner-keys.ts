@@ -6,20 +6,37 @@ import { deriveOwnerKeys, type OwnerKeys } from './seal.ts';
 /** Owners whose keys a pod keeps unwrapped; the one used longest ago goes first. */
 const CACHED_OWNERS = 10_000;
 
+/** How long a ring that lacked a key is not read again, in milliseconds: no flood of calls may become one of reads. */
+const REREAD_MS = 5_000;
+
 export type OwnerKeysOf = (ownerId: string, credential: Buffer) => Promise<OwnerKeys>;
 
 /**
  * Unwraps owners' data keys with the ring and keeps them in memory. A credential of the owner is needed to read the
  * wrapped key, so that a pod holds no key of an owner who never called it.
+ *
+ * @param ring the ring at start
+ * @param readRing reads the ring anew: when a key was wrapped by one that came with a rotation since
  */
-export function createOwnerKeys(db: Queryable, ring: KeyRing): OwnerKeysOf {
+export function createOwnerKeys(db: Queryable, ring: KeyRing, readRing?: () => Promise<KeyRing>): OwnerKeysOf {
   const cache = new Map<string, Promise<OwnerKeys>>();
+  // keys that left the ring stay until the process ends: what was wrapped by one may be on its way from the database
+  const keys = new Map(ring.keys);
+  let readAgainAt = 0;
 
   async function load(ownerId: string, credential: Buffer): Promise<OwnerKeys> {
     const [row] = await ownerKey(db, { credential });
     if (row?.ownerId !== ownerId)
       throw new Error('The credential belongs to another owner than the key that was asked for.');
-    return deriveOwnerKeys(ownerId, unwrapDataKey(ring, ownerId, row.ringKeyId, row.wrappedKey));
+    if (!keys.has(row.ringKeyId)) await readNewKeys(row.ringKeyId);
+    const dataKey = unwrapDataKey({ ...ring, keys }, ownerId, row.ringKeyId, row.wrappedKey);
+    return deriveOwnerKeys(ownerId, dataKey);
+  }
+
+  async function readNewKeys(wantedId: string): Promise<void> {
+    if (!readRing || Date.now() < readAgainAt) return;
+    for (const [id, key] of (await readRing()).keys) keys.set(id, key);
+    if (!keys.has(wantedId)) readAgainAt = Date.now() + REREAD_MS;
   }
 
   return (ownerId, credential) => {

@@ -10,10 +10,15 @@ export class NotAdminError extends Error {
  * no longer. The role is taken on inside the transaction, so that a transaction pooler may stand in between.
  *
  * @param url a login that may become posthorn_admin: the one that migrates, or a superuser
+ * @param queryTimeoutMs how long one answer may take, where that is longer than usual
  * @throws NotAdminError if the login may not
  */
-export async function asAdmin<T>(url: string, work: (db: Queryable) => Promise<T>): Promise<T> {
-  const pool = createPool({ url, max: 1 });
+export async function asAdmin<T>(
+  url: string,
+  work: (db: Queryable) => Promise<T>,
+  queryTimeoutMs?: number,
+): Promise<T> {
+  const pool = createPool({ url, max: 1, queryTimeoutMs });
   try {
     return await withClient(pool, async (client) => {
       await client.query('begin');

@@ -171,6 +171,15 @@ export async function authenticate(db: Queryable, p: { credential: Buffer }): Pr
   return rows;
 }
 
+/** Says that a worker lives and frees the jobs of those not heard of for 30 seconds; answers how many those are. A living one that was taken for dead goes on: every task may run twice. */
+export async function beatWorker(db: Queryable, p: { workerId: string }): Promise<number> {
+  const { names, values } = bind([
+    ['p_worker_id', 'text', p.workerId],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.beat_worker(${names}) f`, values);
+  return rows[0].value;
+}
+
 export interface ChangeOwnerSettingsRow {
   id: string;
   label: string;
@@ -250,6 +259,14 @@ export async function denyProposal(db: Queryable, p: { credential: Buffer; propo
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.deny_proposal(${names}) f`, values);
   return rows[0];
+}
+
+/** Says that a worker has ended and holds nothing any more. */
+export async function endWorker(db: Queryable, p: { workerId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_worker_id', 'text', p.workerId],
+  ]);
+  await db.query(`select true from posthorn_api.end_worker(${names}) f`, values);
 }
 
 /** Ends a batch of messages that are past their deadline; answers how many. Runs as the worker, who sees of all owners only what is due. */
@@ -525,6 +542,15 @@ export async function readInbox(db: Queryable, p: { credential: Buffer; after: n
   return rows;
 }
 
+/** Compares this database with the one that it was. Answers known where it is the same; else it fences up to p_limit bodies and answers fencing, to be called again until it answers fenced. Nobody is served meanwhile. */
+export async function recogniseServer(db: Queryable, p: { limit: number }): Promise<string> {
+  const { names, values } = bind([
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.recognise_server(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. */
 export async function registerAgent(db: Queryable, p: { credential: Buffer; installation: string; label: string; runtime: string; runtimeVersion?: string | null }): Promise<AgentView> {
   const { names, values } = bind([
@@ -701,6 +727,12 @@ export async function createOwner(db: Queryable, p: { label: string; ringKeyId: 
   return rows[0].value;
 }
 
+/** Says that this database was restored to an earlier time: nobody is served until posthorn_api.recognise_server has fenced every body. */
+export async function declareRestored(db: Queryable): Promise<void> {
+  const { names, values } = bind([]);
+  await db.query(`select true from ops.declare_restored(${names}) f`, values);
+}
+
 /** Lets go of keys that no owner depends on, so that they may leave the ring; answers how many. */
 export async function forgetRingKeys(db: Queryable, p: { except: string }): Promise<number> {
   const { names, values } = bind([
@@ -775,14 +807,14 @@ export async function suspendOwner(db: Queryable, p: { ownerId: string }): Promi
   await db.query(`select true from ops.suspend_owner(${names}) f`, values);
 }
 
-/** Replaces a wrapped data key by the same key wrapped anew; false where another rotation was first. */
-export async function wrapOwnerKey(db: Queryable, p: { ownerId: string; fromRingKeyId: string; ringKeyId: string; wrappedKey: Buffer }): Promise<boolean> {
+/** Replaces wrapped data keys by the same keys wrapped anew, but for those that another rotation has replaced; answers how many. */
+export async function wrapOwnerKeys(db: Queryable, p: { ownerIds: (string | null)[]; fromRingKeyIds: (string | null)[]; ringKeyId: string; wrappedKeys: (Buffer | null)[] }): Promise<number> {
   const { names, values } = bind([
-    ['p_owner_id', 'uuid', p.ownerId],
-    ['p_from_ring_key_id', 'text', p.fromRingKeyId],
+    ['p_owner_ids', 'uuid[]', p.ownerIds],
+    ['p_from_ring_key_ids', 'text[]', p.fromRingKeyIds],
     ['p_ring_key_id', 'text', p.ringKeyId],
-    ['p_wrapped_key', 'bytea', p.wrappedKey],
+    ['p_wrapped_keys', 'bytea[]', p.wrappedKeys],
   ]);
-  const { rows } = await db.query(`select f as value from ops.wrap_owner_key(${names}) f`, values);
+  const { rows } = await db.query(`select f as value from ops.wrap_owner_keys(${names}) f`, values);
   return rows[0].value;
 }
