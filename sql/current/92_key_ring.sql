@@ -40,28 +40,31 @@ as $$
 $$;
 comment on function ops.owner_keys_to_wrap(text, int) is 'Wrapped data keys that do not depend on the given key of the ring yet.';
 
-create function ops.wrap_owner_key(
-  p_owner_id uuid,
-  p_from_ring_key_id text,
+create function ops.wrap_owner_keys(
+  p_owner_ids uuid[],
+  p_from_ring_key_ids text[],
   p_ring_key_id text,
-  p_wrapped_key bytea
-) returns boolean
+  p_wrapped_keys bytea[]
+) returns int
 language plpgsql
 volatile
 security invoker
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_wrapped int;
 begin
   update posthorn.owner_keys k
      set ring_key_id = p_ring_key_id,
-         wrapped_key = p_wrapped_key
-    from posthorn.owners o
-   where o.id = p_owner_id
-     and k.owner_id = o.owner_id
-     and k.ring_key_id = p_from_ring_key_id; -- two rotations at once do not undo each other
-  return found;
+         wrapped_key = w.wrapped_key
+    from unnest(p_owner_ids, p_from_ring_key_ids, p_wrapped_keys) w(id, from_ring_key_id, wrapped_key)
+    join posthorn.owners o on o.id = w.id
+   where k.owner_id = o.owner_id
+     and k.ring_key_id = w.from_ring_key_id; -- two rotations at once do not undo each other
+  get diagnostics v_wrapped = row_count;
+  return v_wrapped;
 end $$;
-comment on function ops.wrap_owner_key(uuid, text, text, bytea) is 'Replaces a wrapped data key by the same key wrapped anew; false where another rotation was first.';
+comment on function ops.wrap_owner_keys(uuid[], text[], text, bytea[]) is 'Replaces wrapped data keys by the same keys wrapped anew, but for those that another rotation has replaced; answers how many.';
 
 create function ops.forget_ring_keys(
   p_except text
@@ -83,4 +86,4 @@ end $$;
 comment on function ops.forget_ring_keys(text) is 'Lets go of keys that no owner depends on, so that they may leave the ring; answers how many.';
 
 grant execute on function
-  ops.list_ring_keys(), ops.owner_keys_to_wrap(text, int), ops.wrap_owner_key(uuid, text, text, bytea), ops.forget_ring_keys(text) to posthorn_admin;
+  ops.list_ring_keys(), ops.owner_keys_to_wrap(text, int), ops.wrap_owner_keys(uuid[], text[], text, bytea[]), ops.forget_ring_keys(text) to posthorn_admin;
