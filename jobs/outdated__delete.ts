@@ -1,16 +1,16 @@
 import type { Task } from 'graphile-worker';
 import { deleteOutdated } from '../src/db/functions.ts';
 
-/** Small, so that no statement holds rows for long. */
-const BATCH_SIZE = 1_000;
+const TABLES = ['idempotency_keys', 'posts', 'messages', 'events', 'proposals'];
 
-/** A job must be short; the rest is there in the next hour too. */
-const MAX_BATCHES = 500;
+/** 2 MiB of a table, so that no statement reads or holds much. */
+const PAGES = 256;
 
-/** Deletes receipts and idempotency keys after their 30 days, events after their 7. */
+/** Deletes receipts, idempotency keys, posts and decided requests after their 30 days, events after their 7. */
 export default (async (_payload, { withPgClient }) => {
-  for (let batch = 0; batch < MAX_BATCHES; batch++) {
-    const deleted = await withPgClient((client) => deleteOutdated(client, { limit: BATCH_SIZE }));
-    if (deleted === 0) return;
+  for (const table of TABLES) {
+    const deleteFrom = (firstPage: number) =>
+      withPgClient((client) => deleteOutdated(client, { table, firstPage, pages: PAGES }));
+    for (let page = 0; await deleteFrom(page); page += PAGES);
   }
 }) satisfies Task;

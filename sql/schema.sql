@@ -224,7 +224,7 @@ create table posthorn.bodies (
   constraint bodies_pkey PRIMARY KEY (owner_id, recipient_agent_id, seq),
   constraint ciphertext_is_bounded CHECK (((octet_length(ciphertext) >= 30) AND (octet_length(ciphertext) <= 80100)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
-CREATE INDEX bodies_by_deadline ON posthorn.bodies USING brin (expires_at) WITH (pages_per_range='32', autosummarize='on');
+CREATE INDEX bodies_by_deadline ON posthorn.bodies USING btree (expires_at);
 alter table posthorn.bodies enable row level security;
 alter table posthorn.bodies force row level security;
 create policy delete_deleted on posthorn.bodies for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
@@ -314,7 +314,6 @@ create table posthorn.events (
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text]))),
   constraint state_is_bounded CHECK (((char_length(state) >= 1) AND (char_length(state) <= 32)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
-CREATE INDEX events_by_age ON posthorn.events USING brin (occurred_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.events enable row level security;
 alter table posthorn.events force row level security;
 create policy delete_deleted on posthorn.events for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
@@ -412,7 +411,6 @@ create table posthorn.idempotency_keys (
   constraint operation_is_known CHECK ((operation = ANY (ARRAY['send_message'::text, 'propose_collaboration'::text]))),
   constraint receipt_names_at_most_15_messages CHECK ((cardinality(message_ids) <= 15))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
-CREATE INDEX idempotency_keys_by_age ON posthorn.idempotency_keys USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 alter table posthorn.idempotency_keys enable row level security;
 alter table posthorn.idempotency_keys force row level security;
 create policy delete_deleted on posthorn.idempotency_keys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
@@ -512,7 +510,6 @@ create table posthorn.messages (
   constraint messages_pkey PRIMARY KEY (owner_id, message_id),
   constraint state_is_known CHECK ((state = ANY (ARRAY['held'::text, 'queued'::text, 'delivered'::text, 'acknowledged'::text, 'replied'::text, 'denied'::text, 'expired'::text, 'revoked'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
-CREATE INDEX messages_by_age ON posthorn.messages USING brin (created_at) WITH (pages_per_range='32', autosummarize='on');
 CREATE INDEX messages_by_proposal ON posthorn.messages USING btree (owner_id, proposal_id) WHERE (proposal_id IS NOT NULL);
 CREATE TRIGGER _100_keep_place BEFORE UPDATE OF seq, group_id, conversation_id ON posthorn.messages FOR EACH ROW WHEN (((old.state <> 'held'::text) AND (((old.seq IS DISTINCT FROM new.seq) OR (old.group_id IS DISTINCT FROM new.group_id)) OR (old.conversation_id IS DISTINCT FROM new.conversation_id)))) EXECUTE FUNCTION posthorn_impl.tg_messages__keep_place();
 alter table posthorn.messages enable row level security;
@@ -542,6 +539,7 @@ create policy delete_deleted on posthorn.owner_keys for delete to posthorn_jobs 
 create policy delete_proved on posthorn.owner_keys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.owner_keys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_admin on posthorn.owner_keys for select to posthorn_admin using (true);
+create policy select_all on posthorn.owner_keys for select to posthorn_ops using (true);
 create policy select_deleted on posthorn.owner_keys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.owner_keys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_admin on posthorn.owner_keys for update to posthorn_admin using (true);
@@ -706,6 +704,17 @@ create view ops.connections with (security_invoker=true) (
   last_used_at timestamp with time zone,
   revoked_at timestamp with time zone
 ); -- of posthorn_engine
+create view ops.deadlines_behind with (security_invoker=true) (
+  kind text,
+  due bigint,
+  behind interval
+); -- of posthorn_engine
+create view ops.fenced_bodies with (security_invoker=true) (
+  table_name name,
+  dead_rows bigint,
+  last_vacuum timestamp with time zone,
+  last_vacuum_of_large_bodies timestamp with time zone
+); -- of posthorn_engine
 create view ops.inboxes with (security_invoker=true) (
   owner_id uuid,
   agent_id uuid,
@@ -718,6 +727,15 @@ create view ops.invariants with (security_invoker=true) (
   broken text,
   owner_id integer,
   subject_id uuid
+); -- of posthorn_engine
+create view ops.jobs with (security_invoker=true) (
+  task text,
+  waiting bigint,
+  scheduled bigint,
+  running bigint,
+  failed bigint,
+  most_attempts smallint,
+  oldest_at timestamp with time zone
 ); -- of posthorn_engine
 create view ops.limits with (security_invoker=true) (
   name text,
@@ -733,13 +751,51 @@ create view ops.owners with (security_invoker=true) (
   agents bigint,
   active_groups bigint
 ); -- of posthorn_engine
+create view ops.proposals with (security_invoker=true) (
+  owner_id uuid,
+  pending bigint,
+  held_messages bigint,
+  oldest_at timestamp with time zone,
+  next_deadline_at timestamp with time zone
+); -- of posthorn_engine
+create view ops.ring_keys with (security_invoker=true) (
+  ring_key_id text,
+  first_used_at timestamp with time zone,
+  owners bigint
+); -- of posthorn_engine
+create view ops.server with (security_invoker=true) (
+  epoch bigint,
+  is_being_fenced boolean,
+  timeline integer,
+  started_at timestamp with time zone,
+  notify_queue_usage double precision,
+  postgres_version text
+); -- of posthorn_engine
+create view ops.snapshot_holders with (security_invoker=true) (
+  kind text,
+  pid integer,
+  role name,
+  name text,
+  state text,
+  running_for interval,
+  transactions_behind integer
+); -- of posthorn_engine
 create view ops.tables with (security_invoker=true) (
   table_name name,
   live_rows bigint,
   dead_rows bigint,
   total_bytes bigint,
+  index_bytes bigint,
+  inserted bigint,
+  deleted bigint,
   last_autovacuum timestamp with time zone,
   last_autoanalyze timestamp with time zone
+); -- of posthorn_engine
+create view ops.workers with (security_invoker=true) (
+  worker_id text,
+  heard_at timestamp with time zone,
+  silent_for interval,
+  running bigint
 ); -- of posthorn_engine
 
 create function ops.act_as_owner(p_owner_id uuid) returns bytea
@@ -758,6 +814,8 @@ create function ops.list_ring_keys() returns TABLE(ring_key_id text, created_at 
   language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.owner_keys_to_wrap(p_ring_key_id text, p_limit integer) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
   language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.requeue_jobs(p_task text DEFAULT NULL::text) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.resume_owner(p_owner_id uuid) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.set_limit(p_name text, p_value bigint) returns bigint
@@ -788,7 +846,7 @@ create function posthorn_api.delete_account(p_credential bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.delete_deleted_accounts(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.delete_outdated(p_limit integer) returns integer
+create function posthorn_api.delete_outdated(p_table text, p_first_page bigint, p_pages integer) returns boolean
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -989,6 +1047,7 @@ grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
 grant execute on function ops.list_ring_keys() to posthorn_admin;
 grant execute on function ops.owner_keys_to_wrap(text,integer) to posthorn_admin;
+grant execute on function ops.requeue_jobs(text) to posthorn_admin;
 grant execute on function ops.resume_owner(uuid) to posthorn_admin;
 grant execute on function ops.set_limit(text,bigint) to posthorn_admin;
 grant execute on function ops.suspend_owner(uuid) to posthorn_admin;
@@ -1009,7 +1068,7 @@ grant execute on function posthorn_api.create_service_connection(bytea,text,text
 grant execute on function posthorn_api.delete_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.delete_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.delete_deleted_accounts(integer) to posthorn_jobs;
-grant execute on function posthorn_api.delete_outdated(integer) to posthorn_jobs;
+grant execute on function posthorn_api.delete_outdated(text,bigint,integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.end_worker(text) to posthorn_jobs;
@@ -1077,82 +1136,94 @@ grant execute on function posthorn_impl.present_state(text,timestamp with time z
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
+grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_prover;
 grant execute on function posthorn_impl.sign_proof(text) to posthorn_engine;
 grant execute on function posthorn_impl.tg_connections__move_reach() to posthorn_owner;
 grant execute on function posthorn_impl.tg_messages__keep_place() to posthorn_owner;
 grant select on ops.connections to posthorn_ops;
+grant select on ops.deadlines_behind to posthorn_ops;
+grant select on ops.fenced_bodies to posthorn_ops;
 grant select on ops.inboxes to posthorn_ops;
 grant select on ops.invariants to posthorn_ops;
+grant select on ops.jobs to posthorn_ops;
 grant select on ops.limits to posthorn_ops;
 grant select on ops.owners to posthorn_ops;
+grant select on ops.proposals to posthorn_ops;
+grant select on ops.ring_keys to posthorn_ops;
+grant select on ops.server to posthorn_ops;
+grant select on ops.snapshot_holders to posthorn_ops;
 grant select on ops.tables to posthorn_ops;
+grant select on ops.workers to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
-grant delete, select (owner_id) on posthorn.agents to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.agents to posthorn_jobs;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
 grant insert, select on posthorn.audit_entries to posthorn_engine;
-grant delete, select (owner_id) on posthorn.audit_entries to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.audit_entries to posthorn_jobs;
 grant select on posthorn.audit_entries to posthorn_ops;
 grant delete, insert, select, update (expires_at) on posthorn.bodies to posthorn_engine;
-grant delete, select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
+grant delete, select (ctid, owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
 grant insert, select, update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
-grant delete, select (owner_id) on posthorn.connections to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.connections to posthorn_jobs;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
 grant select (owner_id, connection_id, kind, credential_hash, scopes, agent_id, expires_at, revoked_at) on posthorn.connections to posthorn_prover;
 grant insert, select, update (posts, continuations) on posthorn.conversations to posthorn_engine;
-grant delete, select (owner_id) on posthorn.conversations to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.conversations to posthorn_jobs;
 grant select on posthorn.conversations to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
-grant delete, select (owner_id, occurred_at) on posthorn.events to posthorn_jobs;
+grant delete, select (ctid, owner_id, occurred_at) on posthorn.events to posthorn_jobs;
 grant select on posthorn.events to posthorn_ops;
 grant insert, select, update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
-grant delete, select (owner_id) on posthorn.group_counters to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.group_counters to posthorn_jobs;
 grant insert, select, update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
-grant delete, select (owner_id) on posthorn.groups to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.groups to posthorn_jobs;
 grant select (owner_id, group_id, duration_hours, generation, created_at, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_ops;
 grant delete, insert, select on posthorn.held_bodies to posthorn_engine;
-grant delete, select (owner_id) on posthorn.held_bodies to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.held_bodies to posthorn_jobs;
 grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
 grant delete, insert, select on posthorn.idempotency_keys to posthorn_engine;
-grant delete, select (owner_id, created_at) on posthorn.idempotency_keys to posthorn_jobs;
+grant delete, select (ctid, owner_id, created_at) on posthorn.idempotency_keys to posthorn_jobs;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 grant select, update (value) on posthorn.limits to posthorn_admin;
 grant select on posthorn.limits to posthorn_engine;
 grant select on posthorn.limits to posthorn_ops;
 grant insert, select, update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
-grant delete, select (owner_id) on posthorn.mailboxes to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.mailboxes to posthorn_jobs;
 grant select on posthorn.mailboxes to posthorn_ops;
 grant delete, insert, select on posthorn.members to posthorn_engine;
-grant delete, select (owner_id) on posthorn.members to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.members to posthorn_jobs;
 grant select on posthorn.members to posthorn_ops;
 grant select on posthorn.message_transitions to posthorn_engine;
 grant select on posthorn.message_transitions to posthorn_ops;
 grant insert, select, update (state, seq, group_id, conversation_id, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
-grant delete, select (owner_id, state, created_at) on posthorn.messages to posthorn_jobs;
+grant delete, select (ctid, owner_id, state, created_at) on posthorn.messages to posthorn_jobs;
 grant select on posthorn.messages to posthorn_ops;
 grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
 grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
-grant delete, select (owner_id) on posthorn.owner_keys to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.owner_keys to posthorn_jobs;
+grant select (owner_id, ring_key_id) on posthorn.owner_keys to posthorn_ops;
 grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
 grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
-grant delete, select (owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
+grant delete, select (ctid, owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
 grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
-grant delete, select (owner_id, created_at) on posthorn.posts to posthorn_jobs;
+grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
 grant select on posthorn.proposal_transitions to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
-grant delete, select (owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
+grant delete, select (ctid, owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant delete, select on posthorn.ring_keys to posthorn_admin;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
+grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
 grant select, update on posthorn.server to posthorn_engine;
 grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
+grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;
 grant usage on schema ops to posthorn_ops;
 grant create, usage on schema ops to posthorn_prover;

@@ -160,43 +160,35 @@ begin
   end loop;
 end $$;
 grant delete on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.events, posthorn.proposals to posthorn_jobs;
-grant select (owner_id, created_at) on posthorn.idempotency_keys, posthorn.posts to posthorn_jobs;
-grant select (owner_id, created_at, state) on posthorn.messages to posthorn_jobs;
-grant select (owner_id, occurred_at) on posthorn.events to posthorn_jobs;
-grant select (decided_at) on posthorn.proposals to posthorn_jobs;
+grant select (owner_id, created_at, ctid) on posthorn.idempotency_keys, posthorn.posts, posthorn.messages to posthorn_jobs;
+grant select (state) on posthorn.messages to posthorn_jobs;
+grant select (owner_id, occurred_at, ctid) on posthorn.events to posthorn_jobs;
+grant select (decided_at, ctid) on posthorn.proposals to posthorn_jobs;
 
 set local role posthorn_engine;
 
 create function posthorn_api.delete_outdated(
-  p_limit int
-) returns int
+  p_table text,
+  p_first_page bigint,
+  p_pages int
+) returns boolean
 language plpgsql
 volatile
 security invoker
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_receipts timestamptz := posthorn_impl.kept_since('receipt_days');
-  v_events timestamptz := posthorn_impl.kept_since('event_days');
-  v_deleted int := 0;
-  v_rows int;
+  v_end bigint := p_first_page + p_pages;
 begin
-  delete from posthorn.idempotency_keys k where k.ctid = any (array(select x.ctid from posthorn.idempotency_keys x where x.created_at <= v_receipts limit p_limit));
-  get diagnostics v_rows = row_count;
-  v_deleted := v_deleted + v_rows;
-  delete from posthorn.posts p where p.ctid = any (array(select x.ctid from posthorn.posts x where x.created_at <= v_receipts limit p_limit));
-  get diagnostics v_rows = row_count;
-  v_deleted := v_deleted + v_rows;
-  delete from posthorn.messages m where m.ctid = any (array(select x.ctid from posthorn.messages x where x.created_at <= v_receipts limit p_limit));
-  get diagnostics v_rows = row_count;
-  v_deleted := v_deleted + v_rows;
-  delete from posthorn.events e where e.ctid = any (array(select x.ctid from posthorn.events x where x.occurred_at <= v_events limit p_limit));
-  get diagnostics v_rows = row_count;
-  v_deleted := v_deleted + v_rows;
-  delete from posthorn.proposals p where p.ctid = any (array(select x.ctid from posthorn.proposals x where x.decided_at <= v_receipts limit p_limit));
-  get diagnostics v_rows = row_count;
-  return v_deleted + v_rows;
+  if p_table not in ('idempotency_keys', 'posts', 'messages', 'events', 'proposals') then
+    perform posthorn_impl.refuse('invalid_request', '{"fields": ["table"]}');
+  end if;
+  -- Page by page, since no index knows old rows: one by time would cost every send, and a range index forgets nothing,
+  -- so that it leads everywhere once its pages are used again. Which rows go is for the policies to say.
+  execute format('delete from posthorn.%I x where x.ctid >= $1 and x.ctid < $2', p_table)
+    using format('(%s,0)', p_first_page)::tid, format('(%s,0)', v_end)::tid;
+  return v_end < pg_relation_size(format('posthorn.%I', p_table)::regclass) / current_setting('block_size')::int;
 end $$;
-comment on function posthorn_api.delete_outdated(int) is 'Deletes up to p_limit receipts, keys, posts, events and decided requests each that are older than their limit says; answers how many.';
+comment on function posthorn_api.delete_outdated(text, bigint, int) is 'Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events after theirs. Answers whether more pages follow.';
 
-grant execute on function posthorn_api.delete_outdated(int) to posthorn_jobs;
+grant execute on function posthorn_api.delete_outdated(text, bigint, int), posthorn_impl.refuse(text, jsonb) to posthorn_jobs;

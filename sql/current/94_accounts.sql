@@ -104,7 +104,7 @@ begin
     v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;
     execute format('create policy select_deleted on posthorn.%I for select to posthorn_jobs using (%s)', v_table, v_rule);
     execute format('create policy delete_deleted on posthorn.%I for delete to posthorn_jobs using (%s)', v_table, v_rule);
-    execute format('grant delete, select (owner_id) on posthorn.%I to posthorn_jobs', v_table);
+    execute format('grant delete, select (owner_id, ctid) on posthorn.%I to posthorn_jobs', v_table);
   end loop;
 end $$;
 grant select (deleted_at) on posthorn.owners to posthorn_jobs;

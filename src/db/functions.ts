@@ -242,10 +242,12 @@ export async function deleteDeletedAccounts(db: Queryable, p: { limit: number })
   return rows[0].value;
 }
 
-/** Deletes up to p_limit receipts, keys, posts, events and decided requests each that are older than their limit says; answers how many. */
-export async function deleteOutdated(db: Queryable, p: { limit: number }): Promise<number> {
+/** Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events after theirs. Answers whether more pages follow. */
+export async function deleteOutdated(db: Queryable, p: { table: string; firstPage: number; pages: number }): Promise<boolean> {
   const { names, values } = bind([
-    ['p_limit', 'int4', p.limit],
+    ['p_table', 'text', p.table],
+    ['p_first_page', 'int8', p.firstPage],
+    ['p_pages', 'int4', p.pages],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.delete_outdated(${names}) f`, values);
   return rows[0].value;
@@ -779,6 +781,15 @@ export async function ownerKeysToWrap(db: Queryable, p: { ringKeyId: string; lim
   ]);
   const { rows } = await db.query(`select f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey" from ops.owner_keys_to_wrap(${names}) f`, values);
   return rows;
+}
+
+/** Lets jobs run again that failed for good, of one task or of all; answers how many. */
+export async function requeueJobs(db: Queryable, p: { task?: string | null }): Promise<number> {
+  const { names, values } = bind([
+    ['p_task', 'text', p.task],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.requeue_jobs(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** Lifts a suspension. */

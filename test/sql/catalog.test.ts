@@ -72,6 +72,7 @@ const HIDDEN_FROM_OPERATORS = [
 
 /** Whatever comes first in a key or an index is what it can be divided and guarded by. */
 const KEYS_WITHOUT_OWNER = {
+  bodies_by_deadline: 'workers look among the mail of all owners for what is past its deadline',
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
 };
@@ -262,6 +263,7 @@ describe('ownership and rights', () => {
       'posthorn_impl.expire_owner_proposals',
       'posthorn_impl.expire_owners_messages',
       'posthorn_impl.kept_since',
+      'posthorn_impl.refuse',
     ]);
     const tables = await column(`select t.relname from (${TENANT_TABLES}) t`);
     expect((await writable('posthorn_jobs')).toSorted()).toEqual(
@@ -333,11 +335,14 @@ describe('ownership and rights', () => {
       'message_transitions.from_state',
       'message_transitions.to_state',
       'messages.state',
+      'owner_keys.ring_key_id',
       'proposal_transitions.from_state',
       'proposal_transitions.to_state',
       'proposals.kind',
       'proposals.reason',
       'proposals.state',
+      'ring_keys.ring_key_id',
+      'worker_heartbeats.worker_id',
     ]);
   });
 

@@ -46,6 +46,13 @@ interface Side {
   conversation: string;
   message: string;
   post: string;
+  /** Between bert and carl: anna is no member. */
+  otherConversation: string;
+  /** Anna's request to talk with the outsider, with a message behind it. */
+  proposal: string;
+  held: string;
+  /** One that bert and the outsider are in alone. */
+  otherProposal: string;
 }
 
 let ours: Side;
@@ -66,7 +73,10 @@ async function makeSide(): Promise<Side> {
   const otherGroup = await owner.group([carl, outsider]);
   const sent = await send(world, { from: anna, to: bert, body: 'planted body' });
   const posted = await send(world, { from: bert, group });
+  const elsewhere = await send(world, { from: bert, to: carl });
   await send(world, { from: carl, group: otherGroup });
+  const held = await send(world, { from: anna, to: outsider, body: 'planted body', purpose: 'planted purpose' });
+  const otherHeld = await send(world, { from: bert, to: outsider, purpose: 'planted purpose' });
   await functions.mintChildConnection(app, {
     credential: device.credential,
     agentId: anna.id,
@@ -88,8 +98,27 @@ async function makeSide(): Promise<Side> {
     conversation: sent.conversationId!,
     message: sent.messageIds![0]!,
     post: posted.postId!,
+    otherConversation: elsewhere.conversationId!,
+    proposal: proposalOf(held),
+    held: held.messageIds![0]!,
+    otherProposal: proposalOf(otherHeld),
   };
 }
+
+function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
+  expect(outcome).toBe('held');
+  return (detail as { proposal_id: string }).proposal_id;
+}
+
+/** What workers call and pods may not. */
+const WORKERS_OWN = [
+  'beat_worker',
+  'delete_deleted_accounts',
+  'delete_outdated',
+  'end_worker',
+  'expire_messages',
+  'expire_proposals',
+];
 
 async function tables(...schemas: string[]): Promise<string[]> {
   const { rows } = await database.admin.query(
@@ -101,8 +130,8 @@ async function tables(...schemas: string[]): Promise<string[]> {
 }
 
 async function tenantTables(): Promise<string[]> {
-  const shared = ['posthorn.limits', 'posthorn.message_transitions', 'posthorn.ring_keys'];
-  return (await tables('posthorn')).filter((name) => !shared.includes(name));
+  const shared = ['limits', 'message_transitions', 'proposal_transitions', 'ring_keys', 'server', 'worker_heartbeats'];
+  return (await tables('posthorn')).filter((name) => !shared.includes(name.replace('posthorn.', '')));
 }
 
 /** Of each table, a hash over its rows. */
@@ -161,9 +190,15 @@ describe("as the pods' role with SQL of one's own", () => {
       `select p.oid::regproc::text || '(' || coalesce((select string_agg('null::' || t::regtype, ', ' order by n) from unnest(p.proargtypes) with ordinality x(t, n)), '') || ')' as call
          from pg_proc p
         where p.pronamespace in ('ops'::regnamespace, 'posthorn'::regnamespace, 'posthorn_impl'::regnamespace)
-           or p.oid = 'posthorn_api.expire_messages(int)'::regprocedure`,
+           or p.pronamespace = 'posthorn_api'::regnamespace and p.proname = any ($1)`,
+      [WORKERS_OWN],
     );
-    expect(rows.length).toBeGreaterThan(25);
+    expect(rows.length).toBeGreaterThan(60);
+    for (const name of WORKERS_OWN)
+      expect(
+        rows.some(({ call }) => call.includes(name)),
+        name,
+      ).toBe(true);
     for (const { call } of rows) expect(await sqlState(app.query(`select ${call}`)), call).toBe('42501');
   });
 
@@ -448,6 +483,25 @@ describe('as the engine itself, whose functions might have a mistake', () => {
   });
 });
 
+test('a message that was queued keeps its place, even for the engine with a proof', async () => {
+  await inTransaction(engine, async (db) => {
+    await db.query('select posthorn_impl.prove($1)', [[ours.anna.credential]]);
+    for (const [column, value] of [
+      ['seq', '9999'],
+      ['group_id', `'${ours.otherGroup.id}'`],
+      ['conversation_id', `'${ours.otherConversation}'`],
+    ]) {
+      await db.query('savepoint attempt');
+      const moved = db.query(
+        `update posthorn.messages set ${column} = ${value} where owner_id = $1 and message_id = $2`,
+        [ours.ownerId, ours.message],
+      );
+      expect(await sqlState(moved), column).toBe('23001');
+      await db.query('rollback to savepoint attempt');
+    }
+  });
+});
+
 describe("with another owner's ids", () => {
   interface Probe {
     /** The function, and which argument. */
@@ -653,6 +707,86 @@ describe("with another owner's ids", () => {
       call: (id) => plan({ conversationIds: [id] }),
     },
     {
+      name: 'approve_proposal p_proposal_id',
+      foreign: () => theirs.proposal,
+      call: (proposalId) => functions.approveProposal(app, { ...session(), proposalId }),
+    },
+    {
+      name: 'deny_proposal p_proposal_id',
+      foreign: () => theirs.proposal,
+      call: (proposalId) => functions.denyProposal(app, { ...session(), proposalId }),
+    },
+    {
+      name: 'lift_denial p_proposal_id',
+      foreign: () => theirs.proposal,
+      call: (proposalId) => functions.liftDenial(app, { ...session(), proposalId }),
+    },
+    {
+      name: 'list_proposals p_agent_id',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (agentId) => functions.listProposals(app, { ...anna(), agentId }),
+    },
+    {
+      name: 'list_proposals p_ids',
+      foreign: () => theirs.proposal,
+      neighbours: () => ours.otherProposal,
+      call: (id) => functions.listProposals(app, { ...anna(), ids: [id] }),
+    },
+    {
+      name: 'propose_collaboration p_agent_id',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (agentId) =>
+        functions.proposeCollaboration(app, {
+          ...anna(),
+          agentId,
+          kind: 'new',
+          purpose: 'x',
+          peerAgentIds: [ours.outsider.id],
+        }),
+    },
+    {
+      name: 'propose_collaboration p_peer_agent_ids',
+      foreign: () => theirs.bert.id,
+      call: (id) =>
+        functions.proposeCollaboration(app, {
+          ...anna(),
+          kind: 'new',
+          purpose: 'x',
+          peerAgentIds: [ours.outsider.id, id],
+        }),
+    },
+    {
+      name: 'propose_collaboration p_group_id',
+      foreign: () => theirs.group.id,
+      neighbours: () => ours.otherGroup.id,
+      call: (groupId) => functions.proposeCollaboration(app, { ...anna(), kind: 'renew', groupId }),
+    },
+    {
+      name: 'propose_collaboration p_conversation_id',
+      foreign: () => theirs.conversation,
+      neighbours: () => ours.otherConversation,
+      call: (conversationId) => functions.proposeCollaboration(app, { ...anna(), kind: 'continue', conversationId }),
+    },
+    {
+      name: 'message_status p_message_id, of a held one',
+      foreign: () => theirs.held,
+      call: (messageId) => functions.messageStatus(app, { ...anna(), messageId }),
+    },
+    {
+      name: 'advance_receipts p_message_ids, of a held one',
+      foreign: () => theirs.held,
+      neighbours: () => ours.held,
+      call: (id) => advance(world, ours.anna, 'acknowledged', [id]).then(withoutIds),
+    },
+    {
+      name: 'send_messages p_replies_to, of a held one',
+      foreign: () => theirs.held,
+      neighbours: () => ours.held,
+      call: (replyTo) => sendAs({ conversation: ours.conversation, replyTo }),
+    },
+    {
       name: 'list_agents p_after',
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
       call: () => functions.listAgents(app, { ...anna(), after: '00000000-0000-0000-0000-000000000000' }),
@@ -703,8 +837,9 @@ describe("with another owner's ids", () => {
          from pg_proc p cross join lateral unnest(p.proargnames[: p.pronargs], p.proargtypes::oid[]) a(name, type)
         where p.pronamespace = 'posthorn_api'::regnamespace and a.type in ('uuid'::regtype, 'uuid[]'::regtype) order by 1`,
     );
-    const made = ['send_messages p_copy_message_ids', 'send_messages p_post_ids']; // ids that the pod makes: see below
-    const tried = new Set(PROBES.map(({ name }) => name.split(' ').slice(0, 2).join(' ')));
+    // ids that the pod makes: see below
+    const made = ['send_messages p_copy_message_ids', 'send_messages p_hold_ids', 'send_messages p_post_ids'];
+    const tried = new Set(PROBES.map(({ name }) => name.split(',')[0]!.split(' ').slice(0, 2).join(' ')));
     expect(rows.map((row) => row.argument).filter((argument) => !made.includes(argument))).toEqual(
       [...tried].toSorted(),
     );
@@ -733,6 +868,17 @@ describe("with another owner's ids", () => {
     expect(await theirRows()).toEqual(theirsBefore);
     const { senderAgentId } = await messageStatus(world, ours.anna, theirs.message);
     expect(senderAgentId).toBe(ours.anna.id);
+    const held = await sealBatch(world, [{ from: ours.anna, to: ours.outsider, purpose: 'x' }]);
+    const { rows: holds } = await database.admin.query('select hold_id from posthorn.messages where message_id = $1', [
+      theirs.held,
+    ]);
+    const [waiting] = await functions.sendMessages(app, {
+      ...held,
+      holdIds: [holds[0].hold_id],
+      copyMessageIds: [theirs.held],
+    });
+    expect(waiting).toMatchObject({ outcome: 'held', detail: { proposal_id: ours.proposal } });
+    expect(await theirRows()).toEqual(theirsBefore);
     // and one that the same owner has already changes nothing that was there
     const again = await sealBatch(world, [{ from: ours.anna, group: ours.group }]);
     const oursBefore = await snapshot();
@@ -777,9 +923,14 @@ describe("with another owner's ids", () => {
       await functions.listOwnerGroups(app, session()),
       await functions.listConnections(app, session()),
       await functions.ownerSettings(app, session()),
+      await functions.listProposals(app, anna()),
+      await functions.listOwnerProposals(app, session()),
+      await functions.exportAccount(app, session()),
       await readInbox(world, ours.bert),
     ]);
     for (const id of [
+      theirs.proposal,
+      theirs.otherProposal,
       theirs.owner.id,
       theirs.anna.id,
       theirs.bert.id,
@@ -834,6 +985,13 @@ describe('people within one owner', () => {
       functions.revokeOwnAgent(app, asRevoked),
       functions.messageStatus(app, { ...asRevoked, messageId: ours.message }),
       functions.postStatus(app, { ...asRevoked, postId: ours.post }),
+      functions.listProposals(app, asRevoked),
+      functions.proposeCollaboration(app, {
+        ...asRevoked,
+        kind: 'new',
+        purpose: 'x',
+        peerAgentIds: [ours.bert.id],
+      }),
       functions.registerAgent(app, {
         credential: revoked.credential,
         installation: 'test',
@@ -865,6 +1023,8 @@ describe('people within one owner', () => {
       functions.readInbox(app, { ...asAgent, after: 0, limit: 1 }),
       functions.registerAgent(app, { credential: agent.credential, installation: 'x', label: 'x', runtime: 'other' }),
       functions.ownerKey(app, asAgent),
+      functions.listProposals(app, asAgent),
+      functions.proposeCollaboration(app, { ...asAgent, kind: 'new', purpose: 'x', peerAgentIds: [ours.bert.id] }),
     ];
     for (const refused of await refusals(calls)) expect(refused).toEqual({ code: 'unauthorized', detail: {} });
     expect(await functions.touchConnections(app, { credentials: [agent.credential] })).toBe(0);
@@ -896,6 +1056,8 @@ describe('people within one owner', () => {
       functions.listConnections(app, { credential }),
       functions.createGroup(app, { credential, name: 'x', purpose: 'x', agentIds: [ours.anna.id, ours.bert.id] }),
       functions.revokeConnection(app, { credential, connectionId: minted.id }),
+      functions.approveProposal(app, { credential, proposalId: ours.proposal }),
+      functions.deleteAccount(app, { credential }),
     ];
     for (const refused of await refusals(calls)) expect(refused).toMatchObject({ code: 'person_required' });
     const otherInstallation = await ours.device.agent('second');
@@ -930,6 +1092,12 @@ describe('people within one owner', () => {
       functions.renewGroup(app, { credential, groupId: ours.group.id }),
       functions.revokeGroup(app, { credential, groupId: ours.group.id }),
       functions.listOwnerGroups(app, { credential }),
+      functions.listOwnerProposals(app, { credential }),
+      functions.approveProposal(app, { credential, proposalId: ours.proposal }),
+      functions.denyProposal(app, { credential, proposalId: ours.proposal }),
+      functions.liftDenial(app, { credential, proposalId: ours.proposal }),
+      functions.exportAccount(app, { credential }),
+      functions.deleteAccount(app, { credential }),
     ];
     for (const refused of await refusals(calls)) expect(refused).toEqual({ code: 'person_required', detail: {} });
     expect(await snapshot()).toEqual(before);
@@ -979,6 +1147,9 @@ describe('operators', () => {
   test('cannot read what is hidden by going to the tables', async () => {
     for (const hidden of [
       'ciphertext from posthorn.bodies',
+      'ciphertext from posthorn.held_bodies',
+      'purpose from posthorn.proposals',
+      'name from posthorn.proposals',
       'credential_hash from posthorn.connections',
       'label from posthorn.agents',
       'purpose from posthorn.groups',
@@ -1007,13 +1178,48 @@ describe('operators', () => {
 describe('workers', () => {
   const jobs = database.as('posthorn_jobs');
 
-  test('see only which bodies are past their deadline', async () => {
-    expect((await jobs.query('select message_id, seq from posthorn.bodies')).rows).toEqual([]);
+  test('see nothing of what is not past its time, whatever they ask', async () => {
     for (const table of await tables('posthorn', 'posthorn_secret', 'ops')) {
-      if (table === 'posthorn.bodies') continue;
-      expect(await sqlState(jobs.query(`select count(*) from ${table}`)), table).toBe('42501');
+      if (table === 'posthorn.worker_heartbeats') continue;
+      const seen = await jobs.query(`select count(*)::int as seen from ${table}`).then(
+        ({ rows }) => rows[0].seen,
+        (error) => error.code,
+      );
+      expect([0, '42501'], table).toContain(seen);
     }
-    expect(await sqlState(jobs.query('select ciphertext from posthorn.bodies'))).toBe('42501');
+    for (const hidden of [
+      'ciphertext from posthorn.bodies',
+      'ciphertext from posthorn.held_bodies',
+      'purpose from posthorn.proposals',
+      'wrapped_key from posthorn.owner_keys',
+      'credential_hash from posthorn.connections',
+      'label from posthorn.agents',
+    ]) {
+      expect(await sqlState(jobs.query(`select ${hidden}`)), hidden).toBe('42501');
+    }
+  });
+
+  test('delete nothing before its time, also without a where clause', async () => {
+    const before = await snapshot();
+    for (const table of await tenantTables())
+      expect((await jobs.query(`delete from ${table}`)).rowCount, table).toBe(0);
+    expect(await snapshot()).toEqual(before);
+  });
+
+  test('change nothing and put nothing in', async () => {
+    for (const table of (await tables('posthorn')).filter((name) => name !== 'posthorn.worker_heartbeats')) {
+      const { rows } = await database.admin.query(
+        `select attname from pg_attribute where attrelid = $1::regclass and attnum = 1`,
+        [table],
+      );
+      const [column] = rows.map((row) => row.attname);
+      // or what an identity column answers to any update
+      expect(['42501', '428C9'], table).toContain(
+        await sqlState(jobs.query(`update ${table} set ${column} = ${column}`)),
+      );
+      expect(await sqlState(jobs.query(`insert into ${table} default values`)), table).toBe('42501');
+      expect(await sqlState(jobs.query(`truncate ${table}`)), table).toBe('42501');
+    }
   });
 
   test('end nothing before its time', async () => {
@@ -1023,14 +1229,38 @@ describe('workers', () => {
       [ours.message, theirs.message],
     ]);
     expect(rows).toEqual([{ ended: 0 }]);
+    const requests = await jobs.query('select posthorn_impl.expire_owner_proposals($1) as ended', [ours.ownerId]);
+    expect(requests.rows).toEqual([{ ended: 0 }]);
+    for (const table of ['idempotency_keys', 'posts', 'messages', 'events', 'proposals'])
+      expect(await functions.deleteOutdated(jobs, { table, firstPage: 0, pages: 1_000 }), table).toBe(false);
+    expect(await functions.deleteDeletedAccounts(jobs, { limit: 1_000 })).toBe(0);
     expect(await snapshot()).toEqual(before);
   });
 
   test('read nothing with the proof that ending leaves behind', async () => {
     await inTransaction(jobs, async (db) => {
       await db.query('select posthorn_impl.expire_owners_messages($1, $2)', [[ours.ownerId], [ours.message]]);
-      expect(await sqlState(db.query('select count(*) from posthorn.agents'))).toBe('42501');
+      for (const table of await tenantTables())
+        expect((await db.query(`select count(*)::int as seen from ${table}`)).rows, table).toEqual([{ seen: 0 }]);
     });
+  });
+
+  test('delete of a deleted account everything, and of no other anything', async () => {
+    const owners = async (table: string) => {
+      const { rows } = await database.admin.query(`select distinct owner_id from ${table} order by 1`);
+      return rows.map((row) => row.owner_id);
+    };
+    const before = Object.fromEntries(
+      await Promise.all((await tenantTables()).map(async (table) => [table, await owners(table)] as const)),
+    );
+    const gone = await makeSide();
+    await functions.deleteAccount(app, { credential: gone.owner.session });
+    for (const table of await tenantTables()) {
+      const { rows } = await jobs.query(`select distinct owner_id from ${table}`);
+      expect([[], [{ owner_id: gone.ownerId }]], table).toContainEqual(rows);
+    }
+    while ((await functions.deleteDeletedAccounts(jobs, { limit: 3 })) > 0);
+    for (const table of await tenantTables()) expect(await owners(table), table).toEqual(before[table]);
   });
 });
 
