@@ -63,12 +63,14 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['owners', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
+  foreach v_table in array array['owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
     execute format('drop policy if exists select_all on posthorn.%I', v_table);
     execute format('create policy select_all on posthorn.%I for select to posthorn_ops using (true)', v_table);
   end loop;
 end $$;
 grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
+grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
+grant select (owner_id, ring_key_id) on posthorn.owner_keys to posthorn_ops;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
 grant select on posthorn.mailboxes, posthorn.members, posthorn.conversations, posthorn.posts, posthorn.messages, posthorn.events, posthorn.audit_entries to posthorn_ops;

@@ -1,5 +1,9 @@
 -- What operators read. Every view runs with the rights of the reader (posthorn_ops), whose column
 -- grants leave out labels, bodies and credentials.
+set local role posthorn_jobs;
+grant usage on schema graphile_worker to posthorn_engine, posthorn_ops, posthorn_admin;
+grant select (id, task_identifier, run_at, attempts, max_attempts, locked_at, locked_by, created_at, updated_at) on graphile_worker.jobs to posthorn_ops, posthorn_admin;
+
 set local role posthorn_engine;
 
 create view ops.limits with (security_invoker = true) as
@@ -33,10 +37,115 @@ comment on view ops.owners is 'Owners and how much they have.';
 
 create view ops.tables with (security_invoker = true) as
 select s.relname as table_name, s.n_live_tup as live_rows, s.n_dead_tup as dead_rows, pg_catalog.pg_total_relation_size(s.relid) as total_bytes,
-       s.last_autovacuum, s.last_autoanalyze
+       pg_catalog.pg_indexes_size(s.relid) as index_bytes, s.n_tup_ins as inserted, s.n_tup_del as deleted, s.last_autovacuum, s.last_autoanalyze
   from pg_catalog.pg_stat_all_tables s
- where s.schemaname = 'posthorn';
-comment on view ops.tables is 'Size and dead rows of each table.';
+ where s.schemaname in ('posthorn', 'graphile_worker');
+comment on view ops.tables is 'Size and dead rows of each table, with what was inserted and deleted since statistics began.';
+
+create view ops.proposals with (security_invoker = true) as
+select o.id as owner_id, count(*) as pending, coalesce(sum(h.held), 0)::bigint as held_messages, min(p.created_at) as oldest_at, min(p.expires_at) as next_deadline_at
+  from posthorn.proposals p
+  join posthorn.owners o on o.owner_id = p.owner_id
+ cross join lateral (select count(*) as held from posthorn.held_bodies b where b.owner_id = p.owner_id and b.proposal_id = p.proposal_id) h
+ where p.state = 'pending'
+   and p.expires_at > posthorn_impl.clock()
+ group by o.id;
+comment on view ops.proposals is 'Requests that wait for their owner, and the messages that they hold.';
+
+create view ops.deadlines_behind with (security_invoker = true) as
+with kept as (
+  select make_interval(days => max(l.value) filter (where l.name = 'receipt_days')::int) as receipts,
+         make_interval(days => max(l.value) filter (where l.name = 'event_days')::int) as events
+    from posthorn.limits l
+)
+select d.kind, d.due, posthorn_impl.clock() - d.oldest as behind
+  from (select 'message past its deadline' as kind, count(*) as due, min(b.expires_at) as oldest
+          from posthorn.bodies b
+         where b.expires_at <= posthorn_impl.clock()
+         union all
+        select 'request past its deadline', count(*), min(p.expires_at)
+          from posthorn.proposals p
+         where p.state = 'pending' and p.expires_at <= posthorn_impl.clock()
+         union all
+        select 'receipt to delete', count(*), min(m.created_at + k.receipts)
+          from posthorn.messages m cross join kept k
+         where m.created_at <= posthorn_impl.clock() - k.receipts and m.state not in ('held', 'queued', 'delivered')
+         union all
+        select 'post to delete', count(*), min(p.created_at + k.receipts)
+          from posthorn.posts p cross join kept k
+         where p.created_at <= posthorn_impl.clock() - k.receipts
+         union all
+        select 'idempotency key to delete', count(*), min(i.created_at + k.receipts)
+          from posthorn.idempotency_keys i cross join kept k
+         where i.created_at <= posthorn_impl.clock() - k.receipts
+         union all
+        select 'decided request to delete', count(*), min(p.decided_at + k.receipts)
+          from posthorn.proposals p cross join kept k
+         where p.decided_at <= posthorn_impl.clock() - k.receipts
+         union all
+        select 'event to delete', count(*), min(e.occurred_at + k.events)
+          from posthorn.events e cross join kept k
+         where e.occurred_at <= posthorn_impl.clock() - k.events
+         union all
+        select 'account to delete', count(*), min(o.deleted_at)
+          from posthorn.owners o
+         where o.deleted_at is not null) d;
+comment on view ops.deadlines_behind is 'What workers have yet to tidy, and for how long it has been due. None of it can be read or decided any more.';
+
+create view ops.jobs with (security_invoker = true) as
+select j.task_identifier as task,
+       count(*) filter (where j.locked_at is null and j.attempts < j.max_attempts and j.run_at <= now()) as waiting,
+       count(*) filter (where j.locked_at is null and j.attempts < j.max_attempts and j.run_at > now()) as scheduled,
+       count(*) filter (where j.locked_at is not null) as running,
+       count(*) filter (where j.locked_at is null and j.attempts >= j.max_attempts) as failed,
+       max(j.attempts) as most_attempts,
+       min(j.run_at) filter (where j.run_at <= now()) as oldest_at
+  from graphile_worker.jobs j
+ group by j.task_identifier;
+comment on view ops.jobs is 'Jobs of each task: due, scheduled, under way, and those that failed for good. Finished ones leave no row.';
+
+create view ops.workers with (security_invoker = true) as
+select h.worker_id, h.heard_at, posthorn_impl.clock() - h.heard_at as silent_for,
+       (select count(*) from graphile_worker.jobs j where j.locked_by = h.worker_id) as running
+  from posthorn.worker_heartbeats h;
+comment on view ops.workers is 'Workers, when each was heard of last and how many jobs it holds; after 30 seconds of silence the others free those.';
+
+create view ops.fenced_bodies with (security_invoker = true) as
+select t.relname as table_name, s.n_dead_tup + coalesce(x.n_dead_tup, 0) as dead_rows, greatest(s.last_vacuum, s.last_autovacuum) as last_vacuum,
+       greatest(x.last_vacuum, x.last_autovacuum) as last_vacuum_of_large_bodies
+  from pg_catalog.pg_class t
+  join pg_catalog.pg_stat_all_tables s on s.relid = t.oid
+  left join pg_catalog.pg_stat_all_tables x on x.relid = t.reltoastrelid
+ where s.schemaname = 'posthorn'
+   and t.relname in ('bodies', 'held_bodies');
+comment on view ops.fenced_bodies is 'Fenced bodies that no query sees any more and vacuum has yet to remove from the disk, by estimate.';
+
+create view ops.snapshot_holders with (security_invoker = true) as
+select x.kind, x.pid, x.role, x.name, x.state, x.running_for, x.transactions_behind
+  from (select 'session' as kind, a.pid, a.usename as role, a.application_name as name, a.state, now() - a.xact_start as running_for, age(a.backend_xmin) as transactions_behind
+          from pg_catalog.pg_stat_activity a
+         where a.datname = current_database() and a.backend_xmin is not null and a.pid <> pg_backend_pid()
+         union all
+        select 'prepared transaction', null, p.owner, p.gid, null, now() - p.prepared, age(p.transaction)
+          from pg_catalog.pg_prepared_xacts p
+         where p.database = current_database()
+         union all
+        select 'replication slot', r.active_pid, null, r.slot_name, case when r.active then 'active' else 'inactive' end, null, greatest(age(r.xmin), age(r.catalog_xmin))
+          from pg_catalog.pg_replication_slots r
+         where coalesce(r.xmin, r.catalog_xmin) is not null) x
+ order by x.transactions_behind desc;
+comment on view ops.snapshot_holders is 'Who keeps vacuum from removing what is dead, the oldest first. State and age of others'' sessions show only to members of pg_read_all_stats.';
+
+create view ops.server with (security_invoker = true) as
+select s.epoch, s.fenced_up_to is not null as is_being_fenced, s.timeline, s.started_at, pg_catalog.pg_notification_queue_usage() as notify_queue_usage,
+       pg_catalog.current_setting('server_version') as postgres_version
+  from posthorn.server s;
+comment on view ops.server is 'The database itself: its epoch, whether a restore is being fenced, and how full the queue of notifications is, from 0 to 1.';
+
+create view ops.ring_keys with (security_invoker = true) as
+select k.ring_key_id, k.created_at as first_used_at, (select count(*) from posthorn.owner_keys o where o.ring_key_id = k.ring_key_id) as owners
+  from posthorn.ring_keys k;
+comment on view ops.ring_keys is 'The keys of the ring that this database depends on, by name, and how many owners depend on each.';
 
 create view ops.invariants with (security_invoker = true) as
 select 'inbox counter differs from bodies' as broken, b.owner_id, b.agent_id as subject_id
@@ -136,3 +245,26 @@ select 'group with a revoked member, or with fewer than two', g.owner_id, g.grou
 comment on view ops.invariants is 'Empty, or something is broken: what functions hold without a constraint.';
 
 grant select on all tables in schema ops to posthorn_ops;
+
+create function ops.requeue_jobs(
+  p_task text default null
+) returns int
+language plpgsql
+volatile
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  return (
+    select count(*)
+      from graphile_worker.reschedule_jobs(array(
+        select j.id from graphile_worker.jobs j
+         where j.locked_at is null and j.attempts >= j.max_attempts and (p_task is null or j.task_identifier = p_task)), run_at => now(), attempts => 0) r);
+end $$;
+comment on function ops.requeue_jobs(text) is 'Lets jobs run again that failed for good, of one task or of all; answers how many.';
+grant execute on function ops.requeue_jobs(text) to posthorn_admin;
+
+set local role posthorn_jobs;
+drop policy if exists requeue_failed on graphile_worker._private_jobs;
+create policy requeue_failed on graphile_worker._private_jobs to posthorn_admin using (locked_at is null and attempts >= max_attempts) with check (true);
+grant select, update (run_at, priority, attempts, max_attempts, updated_at) on graphile_worker._private_jobs to posthorn_admin;

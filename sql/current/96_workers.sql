@@ -1,6 +1,7 @@
 -- Locks of dead workers. graphile-worker itself frees them after four hours.
 set local role posthorn_owner;
 grant select, insert, update, delete on posthorn.worker_heartbeats to posthorn_jobs;
+grant select on posthorn.worker_heartbeats to posthorn_ops;
 
 set local role posthorn_engine;
 

@@ -18,6 +18,9 @@ export interface TestDatabase {
 
 const open = new Set<TestDatabase>();
 
+const RECOGNISE = `
+  update posthorn.server set database_oid = (select oid::bigint from pg_catalog.pg_database where datname = current_database())`;
+
 /**
  * A database for this test file: a clone of the migrated template, or an empty one.
  * Dropped at the end of the file, which fails if a connection of the file's own is still open then.
@@ -48,6 +51,8 @@ export async function createTestDatabase(options: { isEmpty?: boolean } = {}): P
     },
   };
   open.add(database);
+  // a copy of a database is a restored one to it, unless it is told otherwise
+  if (!options.isEmpty) await database.admin.query(RECOGNISE);
   return database;
 }
 
