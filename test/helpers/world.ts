@@ -29,6 +29,8 @@ export interface Clock {
   advance(interval: string): Promise<void>;
   /** Stops the time at a moment, or where it is. */
   stop(at?: Date): Promise<void>;
+  /** Lets the time go on from where it stands. */
+  go(): Promise<void>;
   now(): Promise<Date>;
 }
 
@@ -136,6 +138,11 @@ export async function createWorld(): Promise<World> {
         await database.admin.query('update posthorn_test.clock set stopped_at = coalesce($1, posthorn_impl.clock())', [
           at,
         ]);
+      },
+      async go() {
+        await database.admin.query(
+          'update posthorn_test.clock set shift = stopped_at - clock_timestamp(), stopped_at = null where stopped_at is not null',
+        );
       },
       async now() {
         const { rows } = await database.admin.query('select posthorn_impl.clock() as now');
@@ -261,10 +268,13 @@ export async function readInbox(world: World, agent: Agent, after = 0, limit = 1
 
 /** What a message of the inbox says. */
 export async function openMessage(world: World, agent: Agent, row: functions.ReadInboxRow): Promise<string> {
-  const { ownerId, groupId: containerId, senderAgentId, recipientAgentId, id: messageId } = row;
+  const { ownerId, holdId, groupId, senderAgentId, recipientAgentId, id: messageId } = row;
   const keys = await world.ownerKeysOf(ownerId, agent.credential);
-  const binding = { ownerId, containerKind: 'group' as const, containerId, senderAgentId, recipientAgentId, messageId };
-  return open(keys, binding, row.ciphertext);
+  const container =
+    holdId === null
+      ? { containerKind: 'group' as const, containerId: groupId }
+      : { containerKind: 'hold' as const, containerId: holdId };
+  return open(keys, { ownerId, ...container, senderAgentId, recipientAgentId, messageId }, row.ciphertext);
 }
 
 export type Level = 'delivered' | 'admitted' | 'acknowledged' | 'processed';
