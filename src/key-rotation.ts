@@ -17,7 +17,7 @@ import { writePrivateFile } from './private-file.ts';
 const ROTATION_LOCK = 7_661_674_680;
 
 /** Owners in one transaction. */
-const BATCH_SIZE = 200;
+const BATCH_SIZE = 100;
 
 /** Runs something as the person at the server, in a transaction of its own. */
 export type Act = <T>(work: (db: Queryable) => Promise<T>) => Promise<T>;

@@ -57,7 +57,16 @@ export interface RunningProgram {
 
 /** Starts a command that serves, and waits until it says that it is ready. */
 export async function startProgram(args: string[], settings: Record<string, string>): Promise<RunningProgram> {
-  const child = spawn(process.execPath, [main, ...args, '--json'], {
+  const program = spawnProgram([...args, '--json'], settings);
+  const lines = createInterface({ input: program.child.stdout! });
+  const first = await Promise.race([once(lines, 'line'), once(program.child, 'exit').then(() => undefined)]);
+  if (!first) throw new Error(`${args.join(' ')} ended with ${program.child.exitCode}: ${program.log()}`);
+  return { ...program, ready: JSON.parse(first[0]) };
+}
+
+/** Starts a command without waiting for anything. */
+export function spawnProgram(args: string[], settings: Record<string, string>): Omit<RunningProgram, 'ready'> {
+  const child = spawn(process.execPath, [main, ...args], {
     env: environment(settings),
     stdio: ['ignore', 'pipe', 'pipe'],
   });
@@ -66,12 +75,8 @@ export async function startProgram(args: string[], settings: Record<string, stri
     log += chunk;
   });
   const exited = once(child, 'exit');
-  const lines = createInterface({ input: child.stdout });
-  const first = await Promise.race([once(lines, 'line'), exited.then(() => undefined)]);
-  if (!first) throw new Error(`${args.join(' ')} ended with ${child.exitCode}: ${log}`);
   return {
     child,
-    ready: JSON.parse(first[0]),
     log: () => log,
     async stop() {
       child.kill('SIGTERM');
