@@ -2,7 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { makeCredential } from '../../src/crypto/credentials.ts';
 import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, parseKeyRing, serializeKeyRing, wrapDataKey } from '../../src/crypto/key-ring.ts';
@@ -12,6 +12,9 @@ import { createTestDatabase, type TestDatabase } from '../helpers/database.ts';
 import { callHttp } from '../helpers/posthorn.ts';
 import { type RunningProgram, runJson, runProgram, spawnProgram, startProgram } from '../helpers/program.ts';
 import { inTransaction } from '../helpers/world.ts';
+
+// each command is a process of its own, and a busy machine starts them slowly
+vi.setConfig({ testTimeout: 90_000, hookTimeout: 120_000 });
 
 /** More than one batch of a rotation. */
 const OWNERS = 110;
@@ -39,7 +42,7 @@ beforeAll(async () => {
   await makeOwner(database.as('posthorn_admin'), ring, 'first');
   pairs = await Promise.all(Array.from({ length: OWNERS }, () => makePair(ring)));
   pods = await Promise.all([startProgram(['serve'], settings), startProgram(['serve'], settings)]);
-}, 120_000);
+});
 
 afterAll(async () => {
   await Promise.all(pods.map((pod) => pod.kill()));
@@ -161,7 +164,7 @@ test('two pods serve every read and send while the ring is rotated twice', async
   expect(new Set(seen.map(({ status }) => status))).toEqual(new Set([201]));
   expect(seen.filter(({ body }) => body.length === 0 || body.includes('unavailable'))).toEqual([]);
   expect((await list()).filter(({ needed }) => needed)).toEqual([expect.objectContaining({ owners: OWNERS + 1 })]);
-}, 60_000);
+});
 
 test('old keys may leave the ring; without the one that is needed nobody starts, and with it again all opens', async () => {
   const pair = pairs[0]!;
@@ -185,7 +188,7 @@ test('old keys may leave the ring; without the one that is needed nobody starts,
   const pod = await startProgram(['serve'], settings);
   pods.push(pod);
   expect(await receive(pair, pod)).toContain('kept');
-}, 60_000);
+});
 
 test('a ring in the environment is for its owner to change, and then moved to', async () => {
   const ring = await readRing();
