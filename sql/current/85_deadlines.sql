@@ -93,6 +93,10 @@ declare
 begin
   perform posthorn_impl.prove(array[int4send(p_owner_id) || decode(posthorn_impl.sign_proof('ticket|' || p_owner_id), 'hex')]);
   perform posthorn_impl.lock_owner(p_owner_id);
+  v_now := posthorn_impl.clock();
+  if not exists (select from posthorn.proposals p where p.owner_id = p_owner_id and p.state = 'pending' and p.expires_at <= v_now) then
+    return 0; -- another worker was here, or the owner was quicker
+  end if;
   perform posthorn_impl.lock_requests(p_owner_id, '{}');
   v_now := posthorn_impl.clock();
   v_due := array(
@@ -110,9 +114,21 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_now timestamptz := posthorn_impl.clock();
-  v_owner_id int := (select p.owner_id from posthorn.proposals p where p.state = 'pending' and p.expires_at <= v_now limit 1);
+  v_owner_id int := 0;
+  v_ended int := 0;
 begin
-  return case when v_owner_id is null then 0 else posthorn_impl.expire_owner_proposals(v_owner_id) end;
+  while v_ended = 0 loop
+    select p.owner_id into v_owner_id
+      from posthorn.proposals p
+     where p.state = 'pending'
+       and p.expires_at <= v_now
+       and p.owner_id > v_owner_id
+     order by p.owner_id
+     limit 1;
+    exit when not found;
+    v_ended := posthorn_impl.expire_owner_proposals(v_owner_id);
+  end loop;
+  return v_ended;
 end $$;
 comment on function posthorn_api.expire_proposals() is 'Ends the overdue requests of one owner; answers how many, 0 when none is left.';
 
