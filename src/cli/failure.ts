@@ -32,6 +32,9 @@ const KNOWN: Record<string, { code: string; exitCode: number }> = {
   SchemaTooNewError: { code: 'schema_too_new', exitCode: EXIT.schemaTooNew },
 };
 
+/** What a database answers, as a SQLSTATE, that was restored and not yet fenced. */
+const RESTORED = 'MHUNV';
+
 export interface Failure {
   exitCode: number;
   /** The contract's error object, as far as it is one. */
@@ -49,6 +52,10 @@ export function describeFailure(thrown: unknown): Failure {
     return failure(EXIT.refused, refusal.code, refusal.message, refusal.detail);
   }
   const error = thrown instanceof Error ? thrown : new Error(String(thrown));
+  if ((error as { code?: string }).code === RESTORED) {
+    const what = 'This database was restored from a backup, and the mail in it is not fenced yet.';
+    return failure(EXIT.refused, refusal.code, `${what} Start the server, or run \`posthorn restore\`.`);
+  }
   const known = KNOWN[error.name];
   if (known) return failure(known.exitCode, known.code, error.message);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
