@@ -1,16 +1,20 @@
+import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { makeCredential } from '../../src/crypto/credentials.ts';
 import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, parseKeyRing, serializeKeyRing, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import * as functions from '../../src/db/functions.ts';
 import { makeOwner } from '../../src/new-owner.ts';
+import { packageRoot } from '../../src/package-root.ts';
+import { ask } from '../helpers/answers.ts';
+import { runCommand, type ServerProcess, type Settings, startProcess } from '../helpers/command-line.ts';
 import { createTestDatabase, type TestDatabase } from '../helpers/database.ts';
 import { callHttp } from '../helpers/posthorn.ts';
-import { type RunningProgram, runJson, runProgram, spawnProgram, startProgram } from '../helpers/program.ts';
 import { inTransaction } from '../helpers/world.ts';
 
 // each command is a process of its own, and a busy machine starts them slowly
@@ -22,8 +26,8 @@ const OWNERS = 110;
 let database: TestDatabase;
 let folder: string;
 let ringFile: string;
-let settings: Record<string, string>;
-let pods: RunningProgram[] = [];
+let settings: Settings;
+let pods: ServerProcess[] = [];
 
 interface Pair {
   token: string;
@@ -41,13 +45,18 @@ beforeAll(async () => {
   await writeFile(ringFile, serializeKeyRing(ring), { mode: 0o600 });
   await makeOwner(database.as('posthorn_admin'), ring, 'first');
   pairs = await Promise.all(Array.from({ length: OWNERS }, () => makePair(ring)));
-  pods = await Promise.all([startProgram(['serve'], settings), startProgram(['serve'], settings)]);
+  pods = await Promise.all([startProcess(['serve'], settings), startProcess(['serve'], settings)]);
 });
 
 afterAll(async () => {
-  await Promise.all(pods.map((pod) => pod.kill()));
+  await Promise.all(pods.map(stop));
   await rm(folder, { recursive: true });
 });
+
+async function stop({ child, exited }: ServerProcess): Promise<void> {
+  child.kill('SIGTERM');
+  await exited;
+}
 
 /** An owner with two agents that may talk, both behind one token. */
 async function makePair(ring: KeyRing): Promise<Pair> {
@@ -84,20 +93,20 @@ async function makePair(ring: KeyRing): Promise<Pair> {
   return { token, sender: sender.id, reader: reader.id };
 }
 
-async function send({ token, sender, reader }: Pair, pod: RunningProgram, body: string): Promise<number> {
+async function send({ token, sender, reader }: Pair, pod: ServerProcess, body: string): Promise<number> {
   const request = { agent_id: sender, recipient_agent_id: reader, body, idempotency_key: body };
   return (await callHttp(pod.ready.url, token, 'POST', '/messaging/v1/send', request)).status;
 }
 
-async function receive({ token, reader }: Pair, pod: RunningProgram): Promise<string[]> {
+async function receive({ token, reader }: Pair, pod: ServerProcess): Promise<string[]> {
   const { body } = await callHttp(pod.ready.url, token, 'POST', '/messaging/v1/receive', { agent_id: reader });
   return body.messages?.map((message: { body: string }) => message.body) ?? [body.error];
 }
 
 const readRing = async () => parseKeyRing(await readFile(ringFile, 'utf8'), ringFile);
 const list = async (): Promise<{ id: string; current: boolean; needed: boolean; owners: number }[]> =>
-  (await runJson(['keys', 'list'], settings)).keys;
-const rotate = () => runJson(['keys', 'rotate'], settings);
+  (await ask(['keys', 'list'], settings)).keys;
+const rotate = () => ask(['keys', 'rotate'], settings);
 
 test('a rotation that was killed goes on with its key', async () => {
   const before = await readRing();
@@ -107,7 +116,9 @@ test('a rotation that was killed goes on with its key', async () => {
   await holder.query(
     'select from posthorn.owner_keys where owner_id = (select max(owner_id) from posthorn.owner_keys) for update',
   );
-  const victim = spawnProgram(['keys', 'rotate'], settings);
+  const main = join(packageRoot, 'src', 'main.ts');
+  const victim = spawn(process.execPath, [main, 'keys', 'rotate'], { env: { ...process.env, ...settings } });
+  const said = text(victim.stderr);
   await expect
     .poll(
       () => database.admin.query(`select from pg_catalog.pg_locks where locktype = 'transactionid' and not granted`),
@@ -117,8 +128,8 @@ test('a rotation that was killed goes on with its key', async () => {
       },
     )
     .toMatchObject({ rowCount: 1 });
-  expect(victim.log()).toContain(`100 of ${OWNERS + 1} owners`);
-  await victim.kill();
+  victim.kill('SIGKILL');
+  expect(await said).toContain(`100 of ${OWNERS + 1} owners`);
   await holder.query('rollback');
   holder.release();
 
@@ -172,11 +183,11 @@ test('old keys may leave the ring; without the one that is needed nobody starts,
   const whole = await readRing();
   const currentKey = whole.keys.get(whole.currentId)!;
   const without = new Map([...whole.keys].filter(([id]) => id !== whole.currentId));
-  await Promise.all(pods.splice(0).map((pod) => pod.stop()));
+  await Promise.all(pods.splice(0).map(stop));
 
   await writeFile(ringFile, serializeKeyRing({ currentId: [...without.keys()][0]!, keys: without }));
   for (const command of ['serve', 'start']) {
-    const refused = await runProgram([command, '--json'], settings);
+    const refused = await runCommand([command, '--json'], settings);
     expect(refused.code).toBe(1);
     const error = JSON.parse(refused.stderr.trim().split('\n').at(-1)!);
     expect(error).toMatchObject({ error: 'key_ring', message: expect.stringContaining(whole.currentId) });
@@ -185,7 +196,7 @@ test('old keys may leave the ring; without the one that is needed nobody starts,
 
   const alone = { currentId: whole.currentId, keys: new Map([[whole.currentId, currentKey]]) };
   await writeFile(ringFile, serializeKeyRing(alone));
-  const pod = await startProgram(['serve'], settings);
+  const pod = await startProcess(['serve'], settings);
   pods.push(pod);
   expect(await receive(pair, pod)).toContain('kept');
 });
@@ -193,14 +204,14 @@ test('old keys may leave the ring; without the one that is needed nobody starts,
 test('a ring in the environment is for its owner to change, and then moved to', async () => {
   const ring = await readRing();
   const inline = (current: KeyRing) => ({ ...settings, POSTHORN_KEYRING: serializeKeyRing(current) });
-  expect(await runJson(['keys', 'rotate'], inline(ring))).toMatchObject({
+  expect(await ask(['keys', 'rotate'], inline(ring))).toMatchObject({
     error: 'key_ring',
     exit_code: 1,
     message: expect.stringContaining('openssl rand'),
   });
   const next = makeKeyRing();
   const both = { currentId: next.currentId, keys: new Map([...ring.keys, ...next.keys]) };
-  expect(await runJson(['keys', 'rotate'], inline(both))).toEqual({
+  expect(await ask(['keys', 'rotate'], inline(both))).toEqual({
     key: next.currentId,
     new: false,
     wrapped: OWNERS + 1,

@@ -4,13 +4,14 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, expect, test } from 'vitest';
+import { ask } from '../helpers/answers.ts';
+import { type ServerProcess, type Settings, startProcess } from '../helpers/command-line.ts';
 import { callHttp, newKey } from '../helpers/posthorn.ts';
-import { type RunningProgram, runJson, startProgram } from '../helpers/program.ts';
 
 const folders: string[] = [];
-const running: RunningProgram[] = [];
+const running: ServerProcess[] = [];
 afterAll(async () => {
-  await Promise.all(running.map((program) => program.stop()));
+  await Promise.all(running.map(end));
   for (const folder of folders) await rm(folder, { recursive: true, force: true });
 });
 
@@ -20,15 +21,20 @@ async function newFolder(): Promise<string> {
   return folder;
 }
 
-async function start(settings: Record<string, string>): Promise<RunningProgram> {
-  const server = await startProgram(['start'], settings);
+async function start(settings: Settings): Promise<ServerProcess> {
+  const server = await startProcess(['start'], settings);
   running.push(server);
   return server;
 }
 
-async function stop(server: RunningProgram): Promise<void> {
+async function end({ child, exited }: ServerProcess): Promise<number | null> {
+  child.kill('SIGTERM');
+  return await exited;
+}
+
+async function stop(server: ServerProcess): Promise<void> {
   running.splice(running.indexOf(server), 1);
-  expect(await server.stop()).toBe(0);
+  expect(await end(server)).toBe(0);
 }
 
 // As one who puts a file of last night back, which is the same system with the same identifier: nothing but the person
@@ -37,23 +43,23 @@ test('after posthorn restore a copy of the data folder serves no body, with and 
   const original = join(await newFolder(), 'data');
   const settings = (folder: string) => ({ POSTHORN_DATA_DIR: folder, POSTHORN_PORT: '0' });
   const first = await start(settings(original));
-  const { token } = await runJson(['token', 'create', '--label', 'both', '--scope', 'messaging'], settings(original));
-  const call = (server: RunningProgram, path: string, body: object) =>
+  const { token } = await ask(['token', 'create', '--label', 'both', '--scope', 'messaging'], settings(original));
+  const call = (server: ServerProcess, path: string, body: object) =>
     callHttp(server.ready.url, token, 'POST', `/messaging/v1${path}`, body);
   const register = async (installation: string): Promise<string> =>
     (await call(first, '/agents', { installation, label: installation, runtime: 'other' })).body.id;
   const [anna, bert] = [await register('anna'), await register('bert')];
-  await runJson(
+  await ask(
     ['owner', 'groups', 'create', '--name', 'n', '--purpose', 'p', '--agent', anna, '--agent', bert],
     settings(original),
   );
-  const send = async (server: RunningProgram): Promise<string> => {
+  const send = async (server: ServerProcess): Promise<string> => {
     const body = { agent_id: anna, recipient_agent_id: bert, body: 'secret', idempotency_key: newKey() };
     return (await call(server, '/send', body)).body.id;
   };
-  const receive = async (server: RunningProgram): Promise<unknown[]> =>
+  const receive = async (server: ServerProcess): Promise<unknown[]> =>
     (await call(server, '/receive', { agent_id: bert })).body.messages;
-  const state = async (server: RunningProgram, id: string): Promise<string> =>
+  const state = async (server: ServerProcess, id: string): Promise<string> =>
     (await callHttp(server.ready.url, token, 'GET', `/messaging/v1/messages/${id}?agent_id=${anna}`)).body.state;
   const message = await send(first);
   await stop(first);
@@ -61,14 +67,14 @@ test('after posthorn restore a copy of the data folder serves no body, with and 
   const copy = join(await newFolder(), 'data');
   // with its owners and modes, which PostgreSQL insists on
   await promisify(execFile)('cp', ['-a', original, copy]);
-  expect(await runJson(['restore'], settings(copy))).toEqual({ fenced: true });
+  expect(await ask(['restore'], settings(copy))).toEqual({ fenced: true });
 
   const second = await start(settings(copy));
   expect(await receive(second)).toEqual([]);
   expect(await state(second, message)).toBe('revoked');
 
   const later = await send(second);
-  expect(await runJson(['restore'], settings(copy))).toEqual({ fenced: true });
+  expect(await ask(['restore'], settings(copy))).toEqual({ fenced: true });
   expect(await receive(second)).toEqual([]);
   expect(await state(second, later)).toBe('revoked');
   await send(second);
@@ -77,6 +83,6 @@ test('after posthorn restore a copy of the data folder serves no body, with and 
 }, 180_000);
 
 test('without a database there is nothing to fence, and it says so', async () => {
-  const answer = await runJson(['restore'], { POSTHORN_DATA_DIR: await newFolder() });
+  const answer = await ask(['restore'], { POSTHORN_DATA_DIR: await newFolder() });
   expect(answer).toMatchObject({ error: 'unreachable', exit_code: 3 });
 }, 60_000);

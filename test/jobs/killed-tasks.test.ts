@@ -1,7 +1,7 @@
 import { afterAll, expect, test } from 'vitest';
 import { deleteAccount } from '../../src/db/functions.ts';
+import { type ServerProcess, startProcess } from '../helpers/command-line.ts';
 import { buildGate } from '../helpers/gate.ts';
-import { type RunningProgram, startProgram } from '../helpers/program.ts';
 import { createWorld, expectInvariants, sendBatch, type World } from '../helpers/world.ts';
 
 const TASKS = ['messages__expire', 'proposals__expire', 'outdated__delete', 'accounts__delete'];
@@ -10,15 +10,15 @@ const BATCHES = ['expire_messages', 'expire_proposals', 'delete_outdated', 'dele
 /** Where each of them deletes. */
 const TABLES = ['bodies', 'held_bodies', 'events', 'audit_entries'];
 
-const workers: RunningProgram[] = [];
-afterAll(() => Promise.all(workers.map((worker) => worker.kill())));
+const workers: ServerProcess[] = [];
+afterAll(() => Promise.all(workers.map((worker) => end(worker, 'SIGKILL'))));
 
 test('tasks killed in the middle of their batches end where undisturbed ones end', async () => {
   const undisturbed = await worldWithWork();
   await queue(undisturbed);
   const worker = await startWorker(undisturbed);
   await finished(undisturbed);
-  expect(await worker.stop()).toBe(0);
+  expect(await end(worker, 'SIGTERM')).toBe(0);
 
   const disturbed = await worldWithWork();
   const gate = await buildGate(disturbed.database, BATCHES, TABLES);
@@ -27,7 +27,7 @@ test('tasks killed in the middle of their batches end where undisturbed ones end
   for (const happens of ['not', 'all', 'not', 'all']) {
     const victim = await startWorker(disturbed);
     await gate.reached(BATCHES);
-    await victim.kill();
+    await end(victim, 'SIGKILL');
     if (happens === 'not') await gate.cut();
     else await gate.letThrough();
     // until then a silent one may live
@@ -36,7 +36,7 @@ test('tasks killed in the middle of their batches end where undisturbed ones end
   await gate.open();
   const last = await startWorker(disturbed);
   await finished(disturbed);
-  expect(await last.stop()).toBe(0);
+  expect(await end(last, 'SIGTERM')).toBe(0);
   await gate.end();
 
   expect(await endState(disturbed)).toEqual(await endState(undisturbed));
@@ -99,10 +99,15 @@ async function worldWithWork(): Promise<World> {
   return world;
 }
 
-async function startWorker({ database }: World): Promise<RunningProgram> {
-  const worker = await startProgram(['worker'], { POSTHORN_DATABASE_URL: database.url });
+async function startWorker({ database }: World): Promise<ServerProcess> {
+  const worker = await startProcess(['worker'], { POSTHORN_DATABASE_URL: database.url });
   workers.push(worker);
   return worker;
+}
+
+async function end({ child, exited }: ServerProcess, signal: NodeJS.Signals): Promise<number | null> {
+  child.kill(signal);
+  return await exited;
 }
 
 async function queue({ database }: World): Promise<void> {

@@ -1,11 +1,11 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { type ServerProcess, startProcess } from '../helpers/command-line.ts';
 import { buildGate, type Gate } from '../helpers/gate.ts';
-import { type RunningProgram, startProgram } from '../helpers/program.ts';
 import { createWorld, expectInvariants, messageStatus, send, type World } from '../helpers/world.ts';
 
 let world: World;
 let gate: Gate;
-const running: RunningProgram[] = [];
+const running: ServerProcess[] = [];
 
 beforeAll(async () => {
   world = await createWorld();
@@ -13,15 +13,20 @@ beforeAll(async () => {
 });
 
 afterAll(async () => {
-  await Promise.all(running.map((program) => program.kill()));
+  await Promise.all(running.map((program) => end(program, 'SIGKILL')));
   await gate.end();
   await expectInvariants(world);
 });
 
-async function startWorker(): Promise<RunningProgram> {
-  const worker = await startProgram(['worker'], { POSTHORN_DATABASE_URL: world.database.url });
+async function startWorker(): Promise<ServerProcess> {
+  const worker = await startProcess(['worker'], { POSTHORN_DATABASE_URL: world.database.url });
   running.push(worker);
   return worker;
+}
+
+async function end({ child, exited }: ServerProcess, signal: NodeJS.Signals): Promise<number | null> {
+  child.kill(signal);
+  return await exited;
 }
 
 const jobs = () => world.database.as('posthorn_jobs');
@@ -54,7 +59,7 @@ test('a job whose worker was killed runs again within a minute, and that of a li
   const bystander = await startWorker(); // has looked for dead ones before it said that it is ready
   expect(await holderOf(job)).toBe(holder);
 
-  await victim.kill();
+  await end(victim, 'SIGKILL');
   await gate.cut();
   await gate.open();
   await world.clock.advance('1 minute');
@@ -66,7 +71,7 @@ test('a job whose worker was killed runs again within a minute, and that of a li
     message,
   ]);
   expect(rows, 'tidied, not only seen so').toEqual([{ state: 'expired' }]);
-  expect(await bystander.stop()).toBe(0);
+  expect(await end(bystander, 'SIGTERM')).toBe(0);
 });
 
 test('of several workers that look at once, one frees a dead one', async () => {
@@ -86,7 +91,7 @@ test('a worker that stops in good order leaves nothing behind', async () => {
     .as('posthorn_ops')
     .query(`select worker_id from ops.workers where worker_id like 'pool-%'`);
   expect(rows).toHaveLength(1);
-  expect(await worker.stop()).toBe(0);
+  expect(await end(worker, 'SIGTERM')).toBe(0);
   const after = await world.database
     .as('posthorn_ops')
     .query(`select worker_id from ops.workers where worker_id like 'pool-%'`);
