@@ -392,6 +392,34 @@ describe('as the engine itself, whose functions might have a mistake', () => {
     expect(await reach(proveOurs, theirs.ownerId)).toEqual({});
   });
 
+  // Such a statement reads no column, so that the policy for reading alone would not hold it.
+  test('a statement without a where clause stays within the proved owner', async () => {
+    const statements: Record<string, string> = {
+      agents: `set label = 'x'`,
+      bodies: 'set expires_at = now()',
+      connections: `set label = 'x'`,
+      conversations: 'set posts = 1',
+      group_counters: `set post_times = '{}', post_counts = '{}'`,
+      groups: 'set generation = 9',
+      mailboxes: 'set message_seq = 9',
+      messages: `set state = 'queued'`,
+      owners: 'set automatic_approval = false',
+    };
+    for (const table of await tenantTables()) {
+      const name = table.replace('posthorn.', '');
+      const { rows } = await database.admin.query(`select count(*) from ${table} where owner_id = $1`, [ours.ownerId]);
+      const mayUpdate = (await grants('update', table)).rows.length > 0;
+      expect(Object.hasOwn(statements, name), table).toBe(mayUpdate);
+      await inRolledBack(async (client) => {
+        await proveOurs(client);
+        if (mayUpdate)
+          expect((await client.query(`update ${table} ${statements[name]}`)).rowCount, table).toBe(rows[0].count);
+        const deleted = await client.query(`delete from ${table}`).catch((error) => error);
+        if (deleted.code !== '42501') expect(deleted.rowCount, table).toBe(rows[0].count);
+      });
+    }
+  });
+
   test('a proof of two owners reaches both', async () => {
     const both = async (client: pg.PoolClient) => {
       await client.query('select posthorn_impl.prove($1)', [[ours.anna.credential, theirs.anna.credential]]);
