@@ -10,10 +10,10 @@ import type { Context, Middleware } from 'koa';
 import type { Logger } from 'pino';
 import { agentStatus, authenticate } from '../db/functions.ts';
 import { PosthornError, toPosthornError } from '../errors.ts';
-import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
-import { readJsonObject } from '../request/json-body.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
+import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
+import { readJsonObject } from '../request/json-body.ts';
 import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
 import { INSTRUCTIONS, operationOf, SERVER_INFO, TOOLS } from './tools.ts';
 
@@ -115,7 +115,9 @@ function databaseHost(
     let error: ErrorBody | undefined;
     try {
       if (caller.scopes?.includes(operation.scope) === false) throw new PosthornError('scope_required');
-      return { output: await operation.run(services, { credential, signal }, parseInput(operation, input)) };
+      const output = await operation.run(services, { credential, signal }, parseInput(operation, input));
+      services.credentialUse.note(credential);
+      return { output };
     } catch (thrown) {
       const refusal = toPosthornError(namedForDevice(thrown, caller.bearer));
       if (refusal !== thrown && refusal.code === 'unavailable') {
