@@ -105,10 +105,10 @@ async function tell({ mcpUrl }: LocalServer): Promise<void> {
   const renewed = await asOwner(`owner groups renew ${pair.id}`);
   saysOwner('owner groups renew ID', `generation ${expected(renewed.generation, 2)}`);
   const frozen = await ada.call('send_message', { ...thread, body: 'And?', idempotency_key: 'late' });
-  does('ada', 'send_message, the old conversation', expected(frozen.error, 'conversation_frozen'));
+  does('ada', 'send_message to the old thread', expected(frozen.error, 'conversation_frozen'));
   const fresh = { recipient_agent_id: bob.id, group_id: pair.id, body: 'Release notes?', idempotency_key: 'notes-1' };
   const next = await ada.call('send_message', fresh);
-  does('ada', 'send_message, a fresh one', expected(next.state, 'queued'));
+  does('ada', 'send_message to a fresh one', expected(next.state, 'queued'));
 
   chapter('What the owner stops has stopped');
   const revoked = await asOwner(`owner groups revoke ${pair.id}`);
