@@ -56,7 +56,7 @@ export async function startEmbeddedPostgres(options: Options): Promise<EmbeddedP
     if (user) await openPathsTo(user, files.root, native);
     await hydrateLibraries(native);
     await stopOrphan(files.cluster);
-    const password = await superuserPassword(files.password, user);
+    const password = await superuserPassword(files, user);
     if (!existsSync(files.cluster)) await initialise(files, native, user, options.settings?.fsync === 'off');
     await requireMajor(files.cluster, major);
     const server = await launchOnFreePort(options, files, native, user);
@@ -125,10 +125,12 @@ function superuserUrl(port: number, password: string): string {
   return `postgres://postgres:${password}@127.0.0.1:${port}/postgres`;
 }
 
-/** Whatever the caller's umask is: readable by its owner alone. */
-async function superuserPassword(path: string, user: User | undefined): Promise<string> {
+/** Made once, before the cluster. Whatever the caller's umask is, its file is readable by its owner alone. */
+async function superuserPassword(files: Files, user: User | undefined): Promise<string> {
+  const path = files.password;
   const known = await readIfThere(path);
   if (known) return known;
+  if (existsSync(files.cluster)) throw new Error(`${path} is missing, and nothing else opens the data beside it.`);
   const password = randomBytes(24).toString('base64url');
   await writeFile(path, password, { mode: 0o600 });
   await chmod(path, 0o600);

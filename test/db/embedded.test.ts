@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmod, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { chmod, mkdtemp, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -48,6 +48,19 @@ test('the server listens on loopback only, wants a password and keeps data priva
   expect((await stat(join(dataDirectory, 'superuser-password'))).mode & 0o777).toBe(0o600);
   expect((await stat(join(dataDirectory, 'cluster'))).mode & 0o077).toBe(0);
   await server.stop();
+});
+
+test('data without its password file is refused and left alone', async () => {
+  const dataDirectory = await dataFolder();
+  const server = await start({ dataDirectory });
+  await server.stop();
+  const passwordFile = join(dataDirectory, 'superuser-password');
+  await rename(passwordFile, `${passwordFile}.aside`);
+  await expect(start({ dataDirectory })).rejects.toThrow('superuser-password is missing');
+  await rename(`${passwordFile}.aside`, passwordFile);
+  const again = await start({ dataDirectory });
+  expect(await query(again.url, 'select 1 as one')).toEqual([{ one: 1 }]);
+  await again.stop();
 });
 
 test("the caller's umask, locale and PG variables make no difference", async () => {
