@@ -478,11 +478,11 @@ describe('caps', () => {
     const [a, b, c] = agents;
     await withLimit('group_posts_per_minute', 3, async () => {
       await clock.stop();
-      await send(world, { from: a, to: b });
+      expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'queued' });
       await clock.advance('10.5 seconds');
-      await send(world, { from: b, group });
+      expect(await send(world, { from: b, group })).toMatchObject({ outcome: 'queued' });
       await clock.advance('20 seconds');
-      await send(world, { from: b, to: c });
+      expect(await send(world, { from: b, to: c })).toMatchObject({ outcome: 'queued' });
       await clock.advance('1 second');
       const at31 = await send(world, { from: c, to: a });
       expect(at31).toMatchObject({ outcome: 'rate_limited', detail: { retry_after: 29 } });
@@ -769,6 +769,7 @@ describe('a plan that is stale', () => {
         copyCiphertexts: [...batch.copyCiphertexts, Buffer.alloc(40)],
       }),
     ],
+    ['a copy for an outsider instead', (_, outsider) => ({ copyRecipients: [outsider] })],
     ['a post id for a pair', () => ({ postIds: [makeId()] })],
     ['no group', () => ({ plannedGroupIds: [null] })],
     ['no generation', () => ({ plannedGenerations: [null] })],
