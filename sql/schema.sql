@@ -647,7 +647,7 @@ create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) ret
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
+create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine

@@ -249,7 +249,7 @@ begin
     select g.group_id
       from unnest(v_groups) g(group_id)
      where (select count(*) from posthorn.members m where m.owner_id = p_actor.owner_id and m.group_id = g.group_id) < 2);
-  perform posthorn_impl.end_messages(p_actor.owner_id, v_ended || posthorn_impl.close_groups(p_actor, v_lonely, v_now), 'revoked', v_now);
+  perform posthorn_impl.end_messages(p_actor.owner_id, v_ended || posthorn_impl.close_groups(p_actor, v_lonely, v_now), 'revoked');
 end $$;
 comment on function posthorn_impl.end_agent(posthorn_impl.proven, uuid, text) is 'Revokes an agent: it leaves its groups, its mail is fenced, and groups of fewer than two end.';
 

@@ -47,7 +47,7 @@ begin
        and a.connection_id = any (v_connections)
     union
     select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
-  perform posthorn_impl.end_messages(v_actor.owner_id, v_ended, 'revoked', v_now);
+  perform posthorn_impl.end_messages(v_actor.owner_id, v_ended, 'revoked');
   perform posthorn_impl.record_act(v_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
 end $$;

@@ -242,7 +242,7 @@ begin
   if not exists (select from posthorn.groups g where g.owner_id = v_actor.owner_id and g.group_id = p_group_id) then
     perform posthorn_impl.refuse('not_found');
   end if;
-  perform posthorn_impl.end_messages(v_actor.owner_id, posthorn_impl.close_groups(v_actor, array[p_group_id], v_now), 'revoked', v_now);
+  perform posthorn_impl.end_messages(v_actor.owner_id, posthorn_impl.close_groups(v_actor, array[p_group_id], v_now), 'revoked');
   return (select v from posthorn_impl.view_groups(v_actor.owner_id, array[p_group_id], v_now) v);
 end $$;
 comment on function posthorn_api.revoke_group(bytea, uuid) is 'Ends a group for good and fences its mail. [nullable: project_boundary]';

@@ -190,8 +190,7 @@ comment on function posthorn_impl.lock_mailboxes_of(int[], uuid[]) is 'The last 
 create function posthorn_impl.end_messages(
   p_owner_id int,
   p_message_ids uuid[],
-  p_state text,
-  p_now timestamptz
+  p_state text
 ) returns void
 language plpgsql
 volatile
@@ -201,11 +200,12 @@ as $$
 begin
   if cardinality(p_message_ids) > 0 then
     perform posthorn_impl.lock_mailboxes_of(array_fill(p_owner_id, array[cardinality(p_message_ids)]), p_message_ids);
+    -- not the time of the cause: others wrote to these mailboxes while it waited for them
     perform posthorn_impl.wake(posthorn_impl.advance_messages(
-      array(select row(p_owner_id, m, p_state, false, false)::posthorn_impl.advance from unnest(p_message_ids) m), p_now));
+      array(select row(p_owner_id, m, p_state, false, false)::posthorn_impl.advance from unnest(p_message_ids) m), posthorn_impl.clock()));
   end if;
 end $$;
-comment on function posthorn_impl.end_messages(int, uuid[], text, timestamptz) is 'Fences messages for good, in the transaction of whatever caused it. Once per transaction, so that mailboxes are locked in order.';
+comment on function posthorn_impl.end_messages(int, uuid[], text) is 'Fences messages for good, in the transaction of whatever caused it. Once per transaction, so that mailboxes are locked in order.';
 
 create function posthorn_api.read_inbox(
   p_credential bytea,
