@@ -26,7 +26,9 @@ export async function reaching<T>(url: string, work: () => Promise<T>): Promise<
   try {
     return await work();
   } catch (error) {
-    const { code, message } = error as { code?: string; message: string };
+    const { code, message, syscall } = error as NodeJS.ErrnoException;
+    // our own port, which has nothing to do with the database
+    if (syscall === 'listen') throw error;
     // invalid_authorization_specification, invalid_password, invalid_catalog_name
     if (code === '28000' || code === '28P01' || code === '3D000') {
       throw new CommandError('database_refused', `The database at ${nameDatabase(url)} refuses the login: ${message}.`);

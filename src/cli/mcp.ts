@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import { type AgentOptions, addAgentOptions, readAgentSettings } from './agent-settings.ts';
 
 /** What speaks MCP; a door of its own, so it is handed in. */
-type ServeStdio = (options: { url: string; token: string; agentId?: string }) => Promise<void>;
+export type ServeStdio = (options: { url: string; token: string; agentId?: string }) => Promise<void>;
 
 export function addMcp(loadServeStdio: () => Promise<ServeStdio>): (program: Command) => void {
   return (program) => {

@@ -1,6 +1,6 @@
 import { createPool, type Queryable, withClient } from './pool.ts';
 
-/** This login cannot act as the person at the server, or there is no such role yet. */
+/** This login cannot act as the person at the server, or the database was not migrated. */
 export class NotAdminError extends Error {
   override name = 'NotAdminError';
 }
@@ -10,7 +10,7 @@ export class NotAdminError extends Error {
  * no longer. The role is taken on inside the transaction, so that a transaction pooler may stand in between.
  *
  * @param url a login that may become posthorn_admin: the one that migrates, or a superuser
- * @throws NotAdminError if the login may not
+ * @throws NotAdminError if the login may not, or there is nothing to act on
  */
 export async function asAdmin<T>(url: string, work: (db: Queryable) => Promise<T>): Promise<T> {
   const pool = createPool({ url, max: 1 });
@@ -18,8 +18,8 @@ export async function asAdmin<T>(url: string, work: (db: Queryable) => Promise<T
     return await withClient(pool, async (client) => {
       await client.query('begin');
       try {
-        await client.query('set local role posthorn_admin').catch(refuseLogin);
-        const result = await work(client);
+        await client.query('set local role posthorn_admin').catch(explain);
+        const result = await work(client).catch(explain);
         await client.query('commit');
         return result;
       } catch (error) {
@@ -32,13 +32,15 @@ export async function asAdmin<T>(url: string, work: (db: Queryable) => Promise<T
   }
 }
 
-function refuseLogin(error: { code?: string }): never {
-  if (error.code === '42501') {
+function explain(error: { code?: string; message?: string }): never {
+  if (error.code === '42501' && error.message?.includes('set role')) {
     throw new NotAdminError(
       'This database login may not act as the person at the server. Use the login that ran `posthorn migrate`.',
     );
   }
-  if (error.code === '22023')
-    throw new NotAdminError('This database was never migrated. Run `posthorn migrate` first.');
+  // a role, a schema or a function that a migration makes
+  if (['22023', '3F000', '42883'].includes(error.code ?? '')) {
+    throw new NotAdminError('This database has no schema of this build yet. Run `posthorn migrate` first.');
+  }
   throw error;
 }
