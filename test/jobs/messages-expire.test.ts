@@ -4,6 +4,7 @@ import { setTimeout as pause } from 'node:timers/promises';
 import { type JobHelpers, parseCrontab } from 'graphile-worker';
 import { afterAll, expect, test } from 'vitest';
 import expire from '../../jobs/messages__expire.ts';
+import { expireMessages } from '../../src/db/functions.ts';
 import { withClient } from '../../src/db/pool.ts';
 import { packageRoot } from '../../src/package-root.ts';
 import { type ServerProcess, startProcess } from '../helpers/command-line.ts';
@@ -117,6 +118,22 @@ test('more than a batch of several owners, by two workers at once, is told once 
   expect(told).toEqual([{ count: 270, subjects: 270 }]);
 });
 
+test('of two workers with the same message, the second waits for the first and finds nothing left to do', async () => {
+  const { sender, recipient } = await makePair();
+  const message = await sendOne(sender, recipient);
+  await clock.advance('25 hours');
+  const [first, second] = await Promise.all([jobs.connect(), jobs.connect()]);
+  await first.query('begin');
+  expect(await expireMessages(first, { limit: 200 })).toBe(1);
+  const late = expireMessages(second, { limit: 200 });
+  await until(IS_WAITING);
+  await first.query('commit');
+  expect(await late).toBe(0);
+  expect(await eventsOf(message)).toEqual(['expired']);
+  first.release();
+  second.release();
+});
+
 test('a worker sees of all owners only what is due, and can end nothing before its time', async () => {
   const { sender, recipient } = await makePair();
   const message = await sendOne(sender, recipient);
@@ -153,9 +170,7 @@ test('a worker that is killed in the middle leaves nothing half done, and the ne
   await blocker.query('select from posthorn.mailboxes where agent_id = $1 for update', [recipient.id]);
   await addJob();
   const first = await startWorkerProcess();
-  await until(
-    `select from pg_catalog.pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query like '%expire_messages%'`,
-  );
+  await until(IS_WAITING);
   first.child.kill('SIGKILL');
   await first.exited;
   expect(await storedState(message)).toBe('queued');
@@ -191,6 +206,10 @@ async function startWorkerProcess(): Promise<ServerProcess> {
 async function addJob(): Promise<void> {
   await jobs.query(`select graphile_worker.add_job('messages__expire', job_key => 'messages__expire')`);
 }
+
+const IS_WAITING = `
+  select from pg_catalog.pg_stat_activity
+  where datname = current_database() and wait_event_type = 'Lock' and query like '%expire_messages%'`;
 
 /** Looks again and again until the query has a row; the test's own time limit ends it. */
 async function until(query: string): Promise<void> {
