@@ -570,7 +570,7 @@ create function ops.set_limit(p_name text, p_value bigint) returns bigint
 create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, wake_number integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, kind text, scopes text[])
@@ -608,7 +608,7 @@ create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[
 create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
@@ -634,7 +634,7 @@ create function posthorn_api.touch_connections(p_credentials bytea[]) returns in
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.advance_messages(p_advances posthorn_impl.advance[], p_now timestamp with time zone) returns integer[]
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
@@ -669,8 +669,10 @@ create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_mailboxes(p_owners integer[], p_agents uuid[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_ids uuid[]) returns void
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
