@@ -11,6 +11,7 @@ const checks: Record<string, string[]> = {
   'types (tsc)': ['tsc', '--noEmit'],
   'format and lint (biome)': ['biome', 'check', '--error-on-warnings'],
   'generated files (npm run db:types)': ['node', 'scripts/types.ts', '--check'],
+  'settings page (npm run fix)': ['node', 'scripts/settings.ts', '--check'],
   'migrations (squawk)': ['squawk', ...migrations.map((name) => join('sql', 'migrations', name))],
 };
 

@@ -212,8 +212,11 @@ function inputType(oid: number, types: Types): string {
 }
 
 function outputType(oid: number, types: Types): string {
-  const element = scalarType(elementOf(oid, types));
-  return typeOf(oid, types).isArray ? arrayOf(element) : element;
+  const element = elementOf(oid, types);
+  const { isArray } = typeOf(oid, types);
+  if (isArray && element.kind === 'enum')
+    throw new Error(`The driver does not parse arrays of ${element.name}: use text[]`);
+  return isArray ? arrayOf(scalarType(element)) : scalarType(element);
 }
 
 function arrayOf(element: string): string {

@@ -97,6 +97,11 @@ export const SETTINGS = {
   },
 } as const satisfies Record<string, Setting>;
 
+/** A setting has a value that it cannot have. */
+export class InvalidSettingError extends Error {
+  override name = 'InvalidSettingError';
+}
+
 export interface Config {
   databaseUrl: string | undefined;
   listenUrl: string | undefined;
@@ -118,12 +123,12 @@ export interface Config {
 /**
  * Reads the settings of the environment. An empty variable is one that is not set.
  *
- * @throws Error naming the setting and what is wrong with it, never its value
+ * @throws InvalidSettingError naming the setting and what is wrong with it, never its value
  */
 export function readConfig(env: NodeJS.ProcessEnv): Config {
   const read = <Name extends keyof typeof SETTINGS>(name: Name): z.output<(typeof SETTINGS)[Name]['schema']> => {
     const parsed = SETTINGS[name].schema.safeParse(env[name] === '' ? undefined : env[name]);
-    if (!parsed.success) throw new Error(`${name} is not valid: ${parsed.error.issues[0]!.message}.`);
+    if (!parsed.success) throw new InvalidSettingError(`${name} ${parsed.error.issues[0]!.message}.`);
     return parsed.data as z.output<(typeof SETTINGS)[Name]['schema']>;
   };
   const configFile = read('POSTHORN_CONFIG');

@@ -39,8 +39,11 @@ export function keyRingPath(config: Config): string | undefined {
 export async function openKeyRing(config: Config, known: KnownRingKeys): Promise<KeyRing> {
   const path = keyRingFile(config.dataDirectory);
   if (config.keyRing === undefined && !existsSync(path)) {
-    const depends = known.length > 0 ? ', and this database depends on one. Restore it there' : '. Put one there';
-    throw new KeyRingError(`There is no key ring at ${path}${depends}, or set POSTHORN_KEYRING.`);
+    const remedy =
+      known.length > 0
+        ? 'and this database depends on one. Restore it there'
+        : 'yet. The first owner brings one: posthorn owner create --label NAME. Or copy one there';
+    throw new KeyRingError(`There is no key ring at ${path} ${remedy}, or set POSTHORN_KEYRING.`);
   }
   try {
     const ring = await readKeyRing(config);

@@ -1,9 +1,11 @@
+import { once } from 'node:events';
 import type { Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
+import { createCredentialUse } from './db/credential-use.ts';
 import { ringKeys } from './db/functions.ts';
 import { createListener } from './db/listener.ts';
 import { readSqlFiles, schemaState } from './db/migrate.ts';
@@ -74,6 +76,7 @@ export async function startPod(options: {
     sendLane: createSendLane(lanePool, ownerKeysOf),
     receiptLane: createReceiptLane(lanePool),
     listener,
+    credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();
@@ -85,8 +88,18 @@ export async function startPod(options: {
     );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
+  const closeServices = async () => {
+    await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
+    await listener.close();
+    await endPools();
+  };
   const server = app.listen(options.port, options.host);
-  await new Promise<void>((resolve, reject) => server.once('listening', resolve).once('error', reject));
+  try {
+    await once(server, 'listening');
+  } catch (error) {
+    await closeServices();
+    throw error;
+  }
   const { port } = server.address() as AddressInfo;
   const url = `http://${options.host.includes(':') ? `[${options.host}]` : options.host}:${port}`;
   services.publicUrl = options.publicUrl ?? url;
@@ -95,9 +108,7 @@ export async function startPod(options: {
     async close() {
       draining.abort();
       await closeServer(server);
-      await Promise.all([services.sendLane.idle(), services.receiptLane.idle()]);
-      await listener.close();
-      await endPools();
+      await closeServices();
     },
   };
 }

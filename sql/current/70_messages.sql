@@ -47,12 +47,11 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select m.message_id, m.conversation_id, coalesce(c.kind, 'pair'), m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
+  select m.message_id, m.conversation_id, case when m.post_id is null then 'pair' else 'group' end, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          posthorn_impl.present_state(m.state, m.expires_at, p_now), m.created_at, m.expires_at,
          m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
     from unnest(p_ids) with ordinality i(message_id, position)
     join posthorn.messages m on m.owner_id = p_owner_id and m.message_id = i.message_id
-    left join posthorn.conversations c on c.owner_id = p_owner_id and c.conversation_id = m.conversation_id -- none yet while held
    order by i.position
 $$;
 comment on function posthorn_impl.view_messages(int, uuid[], timestamptz) is 'Receipts in the order of the ids given.';
@@ -93,6 +92,9 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -114,8 +116,8 @@ begin
             -- who comes after the deadline finds what everybody saw since: expired
             and t.to_state = case when m.expires_at <= p_now and w.to_state in ('denied', 'revoked') then 'expired' else w.to_state end
             and (t.to_state in ('expired', 'revoked') or m.state = 'acknowledged' or m.expires_at > p_now)
-     where posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered', 'acknowledged', 'replied')
-        or t.to_state is not null
+     where t.to_state is not null
+        or posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered', 'acknowledged', 'replied')
   ), moved as (
     update posthorn.messages m
        set state = coalesce(s.to_state, m.state),
@@ -145,10 +147,12 @@ begin
        and h.proposal_id = s.proposal_id
        and h.message_id = s.message_id
   ), tally as (
-    select x.owner_id, x.agent_id, sum(x.fenced)::int as fenced, sum(x.told)::int as told
-      from (select s.owner_id, s.recipient_agent_id as agent_id, 1 as fenced, 0 as told from step s where s.unfenced and s.to_state <> 'delivered'
+    select x.owner_id, x.agent_id, count(*) filter (where x.is_fenced)::int as fenced, count(x.told_id)::int as told,
+           array_agg(x.told_id order by x.seq, x.told_id) filter (where x.told_id is not null) as told_ids,
+           array_agg(x.to_state order by x.seq, x.told_id) filter (where x.told_id is not null) as told_states
+      from (select s.owner_id, s.recipient_agent_id as agent_id, true as is_fenced, null::uuid as told_id, null as to_state, s.seq from step s where s.unfenced and s.to_state <> 'delivered'
             union all
-            select s.owner_id, s.sender_agent_id, 0, 1 from step s where s.to_state is not null) x
+            select s.owner_id, s.sender_agent_id, false, s.message_id, s.to_state, s.seq from step s where s.to_state is not null) x
      group by x.owner_id, x.agent_id
   ), counted as (
     update posthorn.mailboxes b
@@ -157,19 +161,39 @@ begin
       from tally t
      where b.owner_id = t.owner_id
        and b.agent_id = t.agent_id
-    returning b.owner_id, b.agent_id, b.wake_number, b.event_seq - t.told as event_base, t.told
+    returning b.owner_id, b.agent_id, b.wake_number, b.event_seq - t.told as event_base, t.told, t.told_ids, t.told_states
   ), told as (
     insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, state, occurred_at)
-    select s.owner_id, s.sender_agent_id, c.event_base + row_number() over (partition by s.owner_id, s.sender_agent_id order by s.seq, s.message_id),
-           'message.state', s.message_id, s.to_state, p_now
-      from step s
-      join counted c on c.owner_id = s.owner_id and c.agent_id = s.sender_agent_id
-     where s.to_state is not null
+    select c.owner_id, c.agent_id, c.event_base + e.position, 'message.state', e.message_id, e.state, p_now
+      from counted c
+     cross join lateral unnest(c.told_ids, c.told_states) with ordinality e(message_id, state, position)
   )
   select array_agg(c.wake_number) filter (where c.told > 0) into v_wakes from counted c;
   return coalesce(v_wakes, '{}');
 end $$;
 comment on function posthorn_impl.advance_messages(posthorn_impl.advance[], timestamptz) is 'Moves states forward along posthorn.message_transitions, fences and counts what leaves the inbox and tells the senders; answers whom to wake. The caller holds the mailboxes of recipients and senders.';
+
+create function posthorn_impl.lock_mailboxes(
+  p_owners int[],
+  p_agents uuid[]
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+as $$
+begin
+  perform 1
+     from posthorn.mailboxes b
+     join (select distinct a.owner_id, a.agent_id from unnest(p_owners, p_agents) a(owner_id, agent_id)) x on x.owner_id = b.owner_id and x.agent_id = b.agent_id
+    order by b.owner_id, b.agent_id
+      for no key update of b;
+end $$;
+comment on function posthorn_impl.lock_mailboxes(int[], uuid[]) is 'The last lock of the order.';
 
 create function posthorn_impl.lock_mailboxes_of(
   p_owners int[],
@@ -180,18 +204,19 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
+declare
+  v_owners int[];
+  v_agents uuid[];
 begin
-  perform 1
-     from posthorn.mailboxes b
-     join (select distinct m.owner_id, a.agent_id
-             from unnest(p_owners, p_message_ids) i(owner_id, message_id)
-             join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = i.message_id
-            cross join lateral (values (m.recipient_agent_id), (m.sender_agent_id)) a(agent_id)) x
-       on x.owner_id = b.owner_id
-      and x.agent_id = b.agent_id
-    order by b.owner_id, b.agent_id
-      for no key update of b;
+  select array_agg(m.owner_id), array_agg(a.agent_id) into v_owners, v_agents
+    from unnest(p_owners, p_message_ids) i(owner_id, message_id)
+    join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = i.message_id
+   cross join lateral (values (m.recipient_agent_id), (m.sender_agent_id)) a(agent_id);
+  perform posthorn_impl.lock_mailboxes(v_owners, v_agents);
 end $$;
 comment on function posthorn_impl.lock_mailboxes_of(int[], uuid[]) is 'The last lock of the order, for the recipients and senders of these messages.';
 
@@ -251,6 +276,9 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -276,12 +304,11 @@ begin
   ), page as materialized (
     select w.*, count(*) over () < w.found as has_more from weighed w where w.position <= p_limit and (w.bytes <= c_page_bytes or w.position = 1)
   )
-  select o.id, p.seq, s.label, p.ciphertext, p.has_more, posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), m.hold_id,
-         m.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
+  select o.id, p.seq, s.label, p.ciphertext, p.has_more, (select posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now)), m.hold_id,
+         m.message_id, m.conversation_id, case when m.post_id is null then 'pair' else 'group' end, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
          m.state, m.created_at, m.expires_at, m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
     from page p
     join posthorn.messages m on m.owner_id = v_me.owner_id and m.message_id = p.message_id
-    join posthorn.conversations c on c.owner_id = v_me.owner_id and c.conversation_id = m.conversation_id
     join posthorn.agents s on s.owner_id = v_me.owner_id and s.agent_id = m.sender_agent_id
     join posthorn.owners o on o.owner_id = v_me.owner_id
    order by p.seq;
@@ -320,12 +347,17 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-  v_identities posthorn_impl.identity[] := array(select i from posthorn_impl.identify(p_credentials, p_agent_ids, 'messaging') i);
+  v_identities posthorn_impl.identity[] := array(select i from posthorn_impl.identify(p_credentials, p_agent_ids, 'messaging') i order by i.item);
   v_owners int[];
   v_ids uuid[];
+  v_senders uuid[];
+  v_recipients uuid[];
   v_levels text[];
   v_now timestamptz;
 begin
@@ -333,12 +365,14 @@ begin
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["delivery"]}');
   end if;
   -- only the recipient moves a receipt
-  select array_agg(m.owner_id), array_agg(m.message_id), array_agg(p_levels[i.item]) into v_owners, v_ids, v_levels
+  select array_agg(m.owner_id), array_agg(m.message_id), array_agg(m.sender_agent_id), array_agg(m.recipient_agent_id), array_agg(p_levels[t.item])
+    into v_owners, v_ids, v_senders, v_recipients, v_levels
     from unnest(p_items, p_message_ids) t(item, message_id)
-    join unnest(v_identities) i on i.item = t.item and i.problem is null
-    join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = t.message_id and m.recipient_agent_id = i.agent_id;
+   cross join lateral (select (v_identities[t.item]).*) i
+    join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = t.message_id and m.recipient_agent_id = i.agent_id
+   where i.problem is null;
   if v_ids is not null then
-    perform posthorn_impl.lock_mailboxes_of(v_owners, v_ids);
+    perform posthorn_impl.lock_mailboxes(v_owners || v_owners, v_recipients || v_senders);
     v_now := posthorn_impl.clock();
     perform posthorn_impl.wake(posthorn_impl.advance_messages(array(
       select row(t.owner_id, t.message_id,
@@ -347,14 +381,21 @@ begin
         from unnest(v_owners, v_ids, v_levels) t(owner_id, message_id, level)), v_now));
   end if;
   return query
-  select i.item, i.problem, t.message_id, m.conversation_id, c.kind, m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
-         posthorn_impl.present_state(m.state, m.expires_at, v_now), m.created_at, m.expires_at,
+  select t.item, null, t.message_id, m.conversation_id, case when m.message_id is not null then case when m.post_id is null then 'pair' else 'group' end end,
+         m.post_id, m.group_id, m.sender_agent_id, m.recipient_agent_id, m.reply_to, m.proposal_id,
+         case when m.expires_at > v_now then m.state else posthorn_impl.present_state(m.state, m.expires_at, v_now) end, m.created_at, m.expires_at,
          m.delivered_at, m.admitted_at, m.acknowledged_at, m.processed_at, m.replied_at
-    from unnest(v_identities) i
-    left join unnest(p_items, p_message_ids) with ordinality t(item, message_id, position) on t.item = i.item and i.problem is null
+    from unnest(p_items, p_message_ids) with ordinality t(item, message_id, position)
+   cross join lateral (select (v_identities[t.item]).*) i
     left join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = t.message_id and m.recipient_agent_id = i.agent_id
-    left join posthorn.conversations c on c.owner_id = m.owner_id and c.conversation_id = m.conversation_id
+   where i.problem is null
    order by t.position;
+  return query
+  select i.item, i.problem, null::uuid, null::uuid, null, null::uuid, null::uuid, null::uuid, null::uuid, null::uuid, null::uuid, null,
+         null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz, null::timestamptz
+    from unnest(v_identities) i
+   where i.problem is not null
+      or i.item <> all (p_items);
 end $$;
 comment on function posthorn_api.advance_receipts(bytea[], uuid[], text[], int[], uuid[]) is 'Moves receipts of many callers forward at once: each item has a credential, an agent and a level (delivered, admitted, acknowledged, processed), each message names its item. Answers each id with its receipt, null where it is not the caller''s. State and all that follows the id are null for such an id. [nullable: problem, message_id, conversation_id, conversation_kind, post_id, group_id, sender_agent_id, recipient_agent_id, reply_to, proposal_id, state, created_at, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at]';
 

@@ -626,6 +626,7 @@ begin
            array_agg(c.message_id order by c.recipient_agent_id) as message_ids
       from unnest(p_copy_items, p_copy_recipients, p_copy_message_ids, p_copy_ciphertexts) c(item, recipient_agent_id, message_id, ciphertext)
      group by c.item
+    having count(*) = count(distinct c.recipient_agent_id) -- sealed twice for somebody counts as not sealed: a stale plan
   ), claim as materialized (
     insert into posthorn.idempotency_keys (owner_id, agent_id, operation, key, fingerprint, post_id, message_ids, created_at)
     select a.owner_id, a.agent_id, 'send_message', a.key, p_fingerprints[a.item], p_post_ids[a.item], coalesce(s.message_ids, '{}'), v_now

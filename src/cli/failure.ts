@@ -27,6 +27,7 @@ const KNOWN: Record<string, { code: string; exitCode: number }> = {
   AlreadyRunningError: { code: 'already_running', exitCode: EXIT.refused },
   DataDirectoryInUseError: { code: 'already_running', exitCode: EXIT.refused },
   ExposedFileError: { code: 'exposed_file', exitCode: EXIT.refused },
+  InvalidSettingError: { code: 'invalid_setting', exitCode: EXIT.usage },
   KeyRingError: { code: 'key_ring', exitCode: EXIT.refused },
   NotAdminError: { code: 'not_admin', exitCode: EXIT.refused },
   SchemaTooNewError: { code: 'schema_too_new', exitCode: EXIT.schemaTooNew },

@@ -34,21 +34,30 @@ export async function runUntilStopped<Server extends Running>(
   });
 
   for (const name of unknownSettings(process.env)) log.warn(`${name} is no setting of Posthorn`);
+  try {
+    await runUntil(stopped, start, onReady);
+  } finally {
+    setTimeout(() => process.exit(), LINGER_MS).unref();
+  }
+}
+
+async function runUntil<Server extends Running>(
+  stopped: Promise<undefined>,
+  start: () => Promise<Server>,
+  onReady: (server: Server) => void,
+): Promise<void> {
   const starting = start();
   const server = await Promise.race([starting, stopped]);
-  if (server) {
-    onReady(server);
-    try {
-      await Promise.race([stopped, ...(server.failed ? [server.failed] : [])]);
-    } finally {
-      await server.close();
-    }
-  } else {
-    const late = await Promise.race([
-      starting.catch(() => undefined),
-      wait(UNWANTED_START_MS, undefined, { ref: false }),
-    ]);
+  if (!server) {
+    const unwanted = starting.catch(() => undefined);
+    const late = await Promise.race([unwanted, wait(UNWANTED_START_MS, undefined, { ref: false })]);
     await late?.close();
+    return;
   }
-  setTimeout(() => process.exit(), LINGER_MS).unref();
+  onReady(server);
+  try {
+    await Promise.race(server.failed ? [stopped, server.failed] : [stopped]);
+  } finally {
+    await server.close();
+  }
 }

@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import { readConfig } from '../config.ts';
 import { type LocalServer, startLocalServer } from '../local-server.ts';
 import { createLog } from '../log.ts';
+import { reaching } from './database.ts';
 import { CommandError } from './failure.ts';
 import { addCommand, type Output, posthorn } from './output.ts';
 import { runUntilStopped } from './run-until-stopped.ts';
@@ -19,8 +20,11 @@ async function start(output: Output): Promise<void> {
   await runUntilStopped(
     log,
     async () => {
-      const server = await startLocalServer(config, log);
-      return { ...server, failed: server.databaseEnded.then(refuseToGoOn) };
+      const starting = () => startLocalServer(config, log);
+      const server = await (config.databaseUrl ? reaching(config.databaseUrl, starting) : starting());
+      const failed = server.databaseEnded.then(refuseToGoOn);
+      failed.catch(() => {}); // it ends when we stop it, too
+      return { ...server, failed };
     },
     (server) => process.stdout.write(output.json ? readyLine(server) : welcome(server)),
   );

@@ -4,7 +4,7 @@ import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
-import { chmod, chown, link, mkdir, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
+import { chmod, chown, mkdir, readdir, readFile, rename, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
 import { dirname, join, relative, resolve } from 'node:path';
@@ -22,7 +22,7 @@ export interface EmbeddedPostgres {
 }
 
 interface Options {
-  /** Everything of this server lives here: cluster/, superuser-password, port, owner.lock. Made when missing. */
+  /** Everything of this server lives here: cluster/, superuser-password, port, owner-*.lock. Made when missing. */
   dataDirectory: string;
   /** A fixed port. Without it a free one is chosen and kept for the next start. */
   port?: number;
@@ -50,17 +50,17 @@ export async function startEmbeddedPostgres(options: Options): Promise<EmbeddedP
   const files = filesIn(options.dataDirectory);
   const native = locateBinaries(major);
   await mkdir(files.root, { recursive: true, mode: 0o700 });
-  const unlock = await lockDataDirectory(files);
+  const giveUp = await claimDataDirectory(files.root);
   try {
     const user = serverUser();
     if (user) await openPathsTo(user, files.root, native);
     await hydrateLibraries(native);
     await stopOrphan(files.cluster);
-    const password = await superuserPassword(files.password, user);
+    const password = await superuserPassword(files, user);
     if (!existsSync(files.cluster)) await initialise(files, native, user, options.settings?.fsync === 'off');
     await requireMajor(files.cluster, major);
     const server = await launchOnFreePort(options, files, native, user);
-    const exited = server.exited.finally(unlock);
+    const exited = server.exited.finally(giveUp);
     return {
       url: superuserUrl(server.port, password),
       port: server.port,
@@ -71,7 +71,7 @@ export async function startEmbeddedPostgres(options: Options): Promise<EmbeddedP
       },
     };
   } catch (error) {
-    await unlock();
+    await giveUp();
     throw error;
   }
 }
@@ -83,8 +83,7 @@ export async function startEmbeddedPostgres(options: Options): Promise<EmbeddedP
  */
 export async function findEmbeddedPostgres(dataDirectory: string): Promise<string | undefined> {
   const files = filesIn(dataDirectory);
-  const owner = await readIfThere(files.lock);
-  if (!owner || !isAlive(owner)) return undefined;
+  if (!existsSync(files.root) || !(await findOwner(files.root))) return undefined;
   const [recorded, password] = await Promise.all([
     readIfThere(join(files.cluster, 'postmaster.pid')),
     readIfThere(files.password),
@@ -101,7 +100,6 @@ interface Files {
   cluster: string;
   password: string;
   port: string;
-  lock: string;
 }
 
 function filesIn(dataDirectory: string): Files {
@@ -111,7 +109,6 @@ function filesIn(dataDirectory: string): Files {
     cluster: join(root, 'cluster'),
     password: join(root, 'superuser-password'),
     port: join(root, 'port'),
-    lock: join(root, 'owner.lock'),
   };
 }
 
@@ -128,10 +125,12 @@ function superuserUrl(port: number, password: string): string {
   return `postgres://postgres:${password}@127.0.0.1:${port}/postgres`;
 }
 
-/** Whatever the caller's umask is: readable by its owner alone. */
-async function superuserPassword(path: string, user: User | undefined): Promise<string> {
+/** Made once, before the cluster. Whatever the caller's umask is, its file is readable by its owner alone. */
+async function superuserPassword(files: Files, user: User | undefined): Promise<string> {
+  const path = files.password;
   const known = await readIfThere(path);
   if (known) return known;
+  if (existsSync(files.cluster)) throw new Error(`${path} is missing, and nothing else opens the data beside it.`);
   const password = randomBytes(24).toString('base64url');
   await writeFile(path, password, { mode: 0o600 });
   await chmod(path, 0o600);
@@ -239,56 +238,40 @@ function ancestors(folder: string): string[] {
 
 // One owner per data directory
 
+/** Each names a process by pid and start time: pids are used again, above all in containers, where every start has the same few. */
+const CLAIM = /^owner-[0-9a-f]+\.lock$/;
+
 /**
- * Claims the data directory for this process. The lock names a process by pid and start time, since pids are
- * used again, and above all in containers, where each start has the same few.
+ * Claims the data directory for this process: says so first and then looks for claims of living others, so that of
+ * two that start at once at least one sees the other. Both may, and then neither starts. Claims have names of their
+ * own, so that removing a dead one never hits a new one.
  *
  * @returns what gives the directory up again
+ * @throws DataDirectoryInUseError
  */
-async function lockDataDirectory(files: Files): Promise<() => Promise<void>> {
-  const ourselves = describeProcess(process.pid);
-  const claim = `${files.lock}.${process.pid}.${randomBytes(4).toString('hex')}`;
-  await writeFile(claim, ourselves ?? '', { mode: 0o600 });
-  try {
-    while (!(await linkIfFree(claim, files.lock))) await removeStaleLock(files);
-  } finally {
-    await rm(claim, { force: true });
-  }
-  return () => rm(files.lock, { force: true });
+async function claimDataDirectory(root: string): Promise<() => Promise<void>> {
+  const name = `owner-${randomBytes(8).toString('hex')}.lock`;
+  const claim = join(root, name);
+  const unfinished = `${claim}.unfinished`;
+  await writeFile(unfinished, describeProcess(process.pid) ?? '', { mode: 0o600 });
+  await rename(unfinished, claim);
+  const giveUp = () => rm(claim, { force: true });
+  const owner = await findOwner(root, name);
+  if (owner === undefined) return giveUp;
+  await giveUp();
+  throw new DataDirectoryInUseError(`The data directory ${root} is in use by process ${owner.split(' ')[0]}.`);
 }
 
-async function linkIfFree(from: string, to: string): Promise<boolean> {
-  try {
-    await link(from, to);
-    return true;
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'EEXIST') return false;
-    throw error;
+/** The living process that has claimed the directory, other than by our own claim. Claims of the dead are removed. */
+async function findOwner(root: string, ownClaim?: string): Promise<string | undefined> {
+  for (const name of await readdir(root)) {
+    if (!CLAIM.test(name) || name === ownClaim) continue;
+    const owner = await readIfThere(join(root, name));
+    if (owner === undefined) continue;
+    if (isAlive(owner)) return owner;
+    await rm(join(root, name), { force: true });
   }
-}
-
-async function removeStaleLock(files: Files): Promise<void> {
-  const owner = await readIfThere(files.lock);
-  if (owner === undefined) return;
-  refuseIfAlive(owner, files);
-  // Of several that find the same dead owner, each moves the lock aside; one that moved a lock taken since
-  // then puts it back.
-  const aside = `${files.lock}.stale.${process.pid}.${randomBytes(4).toString('hex')}`;
-  try {
-    await rename(files.lock, aside);
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code === 'ENOENT') return;
-    throw error;
-  }
-  const moved = await readFile(aside, 'utf8');
-  if (isAlive(moved)) await linkIfFree(aside, files.lock);
-  await rm(aside);
-  refuseIfAlive(moved, files);
-}
-
-function refuseIfAlive(owner: string, files: Files): void {
-  if (!isAlive(owner)) return;
-  throw new DataDirectoryInUseError(`The data directory ${files.root} is in use by process ${owner.split(' ')[0]}.`);
+  return undefined;
 }
 
 function isAlive(description: string): boolean {

@@ -16,6 +16,7 @@ export function operationRoute(operation: Operation, services: Services, drainin
     const signal = AbortSignal.any([draining, clientGone(ctx)]);
     try {
       const output = await operation.run(services, { credential: bearer.credential, signal }, input);
+      services.credentialUse.note(bearer.credential);
       ctx.status = operation.status?.(output) ?? 200;
       ctx.body = output;
     } catch (error) {

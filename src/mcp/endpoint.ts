@@ -115,7 +115,9 @@ function databaseHost(
     let error: ErrorBody | undefined;
     try {
       if (caller.scopes?.includes(operation.scope) === false) throw new PosthornError('scope_required');
-      return { output: await operation.run(services, { credential, signal }, parseInput(operation, input)) };
+      const output = await operation.run(services, { credential, signal }, parseInput(operation, input));
+      services.credentialUse.note(credential);
+      return { output };
     } catch (thrown) {
       const refusal = toPosthornError(namedForDevice(thrown, caller.bearer));
       if (refusal !== thrown && refusal.code === 'unavailable') {

@@ -1,6 +1,7 @@
 import type pg from 'pg';
 import type { z } from 'zod';
 import type { OwnerKeysOf } from '../crypto/owner-keys.ts';
+import type { CredentialUse } from '../db/credential-use.ts';
 import type { Listener } from '../db/listener.ts';
 import type { ReceiptLane } from '../db/receipt-lane.ts';
 import type { SendLane } from '../db/send-lane.ts';
@@ -12,6 +13,8 @@ export interface Services {
   sendLane: SendLane;
   receiptLane: ReceiptLane;
   listener: Listener;
+  /** Told of each credential that was good for a call. */
+  credentialUse: CredentialUse;
   /** Where people and agents reach this server, without a slash at the end. */
   publicUrl: string;
 }

@@ -3,7 +3,7 @@ import type pg from 'pg';
 import { expect } from 'vitest';
 import { makeCredential } from '../../src/crypto/credentials.ts';
 import { makeId } from '../../src/crypto/ids.ts';
-import { makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
+import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import { createOwnerKeys, type OwnerKeysOf } from '../../src/crypto/owner-keys.ts';
 import { fingerprint, open, seal } from '../../src/crypto/seal.ts';
 import * as functions from '../../src/db/functions.ts';
@@ -17,6 +17,7 @@ export interface World {
   database: TestDatabase;
   /** What a pod's connections may do. */
   app: pg.Pool;
+  ring: KeyRing;
   ownerKeysOf: OwnerKeysOf;
   clock: Clock;
   makeOwner(label?: string): Promise<Owner>;
@@ -126,6 +127,7 @@ export async function createWorld(): Promise<World> {
   return {
     database,
     app,
+    ring,
     ownerKeysOf: createOwnerKeys(app, ring),
     clock: {
       async advance(interval) {
