@@ -265,6 +265,8 @@ comment on function ops.requeue_jobs(text) is 'Lets jobs run again that failed f
 grant execute on function ops.requeue_jobs(text) to posthorn_admin;
 
 set local role posthorn_jobs;
+drop policy if exists select_all on graphile_worker._private_jobs;
 drop policy if exists requeue_failed on graphile_worker._private_jobs;
-create policy requeue_failed on graphile_worker._private_jobs to posthorn_admin using (locked_at is null and attempts >= max_attempts) with check (true);
+create policy select_all on graphile_worker._private_jobs for select to posthorn_admin using (true);
+create policy requeue_failed on graphile_worker._private_jobs for update to posthorn_admin using (locked_at is null and attempts >= max_attempts) with check (true);
 grant select, update (run_at, priority, attempts, max_attempts, updated_at) on graphile_worker._private_jobs to posthorn_admin;

@@ -9,8 +9,8 @@ create table posthorn_test.clock (
 );
 insert into posthorn_test.clock default values;
 
-grant usage on schema posthorn_test to posthorn_engine, posthorn_prover, posthorn_jobs, posthorn_ops;
-grant select on posthorn_test.clock to posthorn_engine, posthorn_prover, posthorn_jobs, posthorn_ops;
+grant usage on schema posthorn_test to posthorn_engine, posthorn_prover, posthorn_jobs, posthorn_ops, posthorn_admin;
+grant select on posthorn_test.clock to posthorn_engine, posthorn_prover, posthorn_jobs, posthorn_ops, posthorn_admin;
 
 create or replace function posthorn_impl.clock() returns timestamptz
 language sql
