@@ -35,10 +35,13 @@ function describeError(thrown: unknown): unknown {
     routine,
     constraint,
     ...(syscall === undefined ? {} : { message: thrown.message }),
-    at: thrown.stack
-      ?.split('\n')
-      .filter((line) => line.startsWith('    at '))
-      .slice(0, 5),
+    at: framesOf(thrown),
     ...(thrown.cause === undefined ? {} : { cause: describeError(thrown.cause) }),
   };
+}
+
+/** The stack's places. Its head is the message, whose lines may look like places. */
+function framesOf({ stack = '', message }: Error): string[] {
+  const lines = stack.replace(message, '').split('\n');
+  return lines.filter((line) => line.startsWith('    at ')).slice(0, 5);
 }
