@@ -14,7 +14,7 @@ export function createLog(level: 'debug' | 'info' | 'warn' = 'info'): Logger {
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
       redact: { paths: SECRET_FIELDS.flatMap((name) => [name, `*.${name}`]), censor: '[secret]' },
-      serializers: { err: describeError, error: describeError },
+      serializers: { err: describeError },
     },
     pino.destination({ dest: 2, sync: true }),
   );
