@@ -14,7 +14,7 @@ export function createLog(level: 'debug' | 'info' | 'warn' = 'info'): Logger {
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
       redact: { paths: SECRET_FIELDS.flatMap((name) => [name, `*.${name}`]), censor: '[secret]' },
-      serializers: { err: describeError, error: describeError },
+      serializers: { err: describeError },
     },
     pino.destination({ dest: 2, sync: true }),
   );
@@ -35,10 +35,13 @@ function describeError(thrown: unknown): unknown {
     routine,
     constraint,
     ...(syscall === undefined ? {} : { message: thrown.message }),
-    at: thrown.stack
-      ?.split('\n')
-      .filter((line) => line.startsWith('    at '))
-      .slice(0, 5),
+    at: framesOf(thrown),
     ...(thrown.cause === undefined ? {} : { cause: describeError(thrown.cause) }),
   };
+}
+
+/** The stack's places. Its head is the message, whose lines may look like places. */
+function framesOf({ stack = '', message }: Error): string[] {
+  const lines = stack.replace(message, '').split('\n');
+  return lines.filter((line) => line.startsWith('    at ')).slice(0, 5);
 }

@@ -1,5 +1,5 @@
 import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
-import { readFile, writeFile } from 'node:fs/promises';
+import { readFile } from 'node:fs/promises';
 import { z } from 'zod';
 
 /**
@@ -72,18 +72,6 @@ export async function loadKeyRing(setting: string): Promise<KeyRing> {
     throw new Error(`The key ring cannot be read: ${error.message}`);
   });
   return parseKeyRing(text, setting);
-}
-
-/** Loads the ring of a file, or makes one there that only this user can read. */
-export async function loadOrMakeKeyRing(path: string): Promise<KeyRing> {
-  try {
-    return parseKeyRing(await readFile(path, 'utf8'), path);
-  } catch (error) {
-    if ((error as NodeJS.ErrnoException).code !== 'ENOENT') throw error;
-  }
-  const ring = makeKeyRing();
-  await writeFile(path, serializeKeyRing(ring), { mode: 0o600, flag: 'wx' });
-  return ring;
 }
 
 /** Wraps an owner's data key with the current key; the owner's id is bound to it. */

@@ -1,5 +1,5 @@
 import { randomBytes } from 'node:crypto';
-import { mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, describe, expect, test } from 'vitest';
@@ -8,7 +8,6 @@ import {
   checkKeyRing,
   type KeyRing,
   loadKeyRing,
-  loadOrMakeKeyRing,
   makeKeyRing,
   makeRingProof,
   parseKeyRing,
@@ -66,23 +65,6 @@ describe('reading a ring', () => {
     expect(error.message).toMatch(message);
     expect(error.message).toContain('the test');
     expect(error.message).not.toContain(keyText.slice(1, 20));
-  });
-});
-
-describe('the ring of a first start', () => {
-  test('is made once, readable by its user alone', async () => {
-    const path = join(folder, 'made.json');
-    const made = await loadOrMakeKeyRing(path);
-    expect((await stat(path)).mode & 0o777).toBe(0o600);
-    expect(await loadOrMakeKeyRing(path)).toEqual(made);
-    expect(parseKeyRing(await readFile(path, 'utf8'), path)).toEqual(made);
-  });
-
-  test('is never made over a file that cannot be read as one', async () => {
-    const path = join(folder, 'broken.json');
-    await writeFile(path, 'not a ring');
-    await expect(loadOrMakeKeyRing(path)).rejects.toThrow(/is not JSON/);
-    expect(await readFile(path, 'utf8')).toBe('not a ring');
   });
 });
 
