@@ -160,7 +160,7 @@ describe('exit codes', () => {
     const stranger = await owner.agent('stranger');
     const result = await as(alpha, [...sendTo(stranger), '--message', 'hello']);
     expect(result).toMatchObject({ code: 1, stdout: '' });
-    expect(result.stderr).toMatch(/^recipient_unavailable: .+\n {2}request_id: .+\n {2}idempotency_key: .+\n$/);
+    expect(result.stderr).toMatch(/^purpose_required: .+\n {2}request_id: .+\n {2}idempotency_key: .+\n$/);
     const unknown = await as(alpha, ['messages', 'status', '--message-id', alpha.id, '--json']);
     expect(unknown.code).toBe(1);
     expect(refused(unknown)).toMatchObject({ error: 'not_found', retryable: false });

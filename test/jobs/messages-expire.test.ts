@@ -150,8 +150,11 @@ test('a worker sees of all owners only what is due, and can end nothing before i
   expect(await storedState(message)).toBe('queued');
 
   expect(await refusal(jobs.query('select ciphertext from posthorn.bodies'))).toEqual({ code: '42501' });
-  expect(await refusal(jobs.query('delete from posthorn.bodies'))).toEqual({ code: '42501' });
-  expect(await refusal(jobs.query('select state from posthorn.messages'))).toEqual({ code: '42501' });
+  // it may remove what a deleted account left and receipts that are kept no longer; neither is here
+  expect((await jobs.query('delete from posthorn.bodies')).rowCount).toBe(0);
+  expect((await jobs.query('delete from posthorn.messages')).rowCount).toBe(0);
+  expect((await jobs.query('select state from posthorn.messages')).rows).toEqual([]);
+  expect(await storedState(message)).toBe('queued');
   expect(await refusal(jobs.query('select * from posthorn_api.ring_keys()'))).toEqual({ code: '42501' });
 
   await clock.advance('25 hours');
