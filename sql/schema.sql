@@ -864,7 +864,7 @@ create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEF
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.group_view
+create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_ids uuid[] DEFAULT NULL::uuid[], p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -872,7 +872,7 @@ create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.proposal_view
+create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1014,6 +1014,8 @@ create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::j
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.require_live_caller(p_caller posthorn_impl.identity, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.require_same_server() returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.sign_proof(p_subject text) returns text
@@ -1083,14 +1085,14 @@ grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
-grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer,uuid[],boolean) to posthorn_app;
 grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_app;
-grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[]) to posthorn_app;
+grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.mint_child_connection(bytea,uuid,text,bytea,timestamp with time zone) to posthorn_app;
 grant execute on function posthorn_api.owner_key(bytea) to posthorn_admin;

@@ -202,6 +202,28 @@ begin
 end $$;
 comment on function posthorn_impl.identify_agent(bytea, uuid) is 'The agent of one call; raises unauthorized, owner_suspended, scope_required, agent_required, not_found or agent_revoked.';
 
+create function posthorn_impl.require_live_caller(
+  p_caller posthorn_impl.identity,
+  p_now timestamptz
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not exists (
+    select from posthorn.connections c
+     where c.owner_id = p_caller.owner_id and c.connection_id = p_caller.connection_id and c.revoked_at is null and c.expires_at > p_now
+  ) then
+    perform posthorn_impl.refuse('unauthorized');
+  end if;
+  if exists (select from posthorn.agents a where a.owner_id = p_caller.owner_id and a.agent_id = p_caller.agent_id and a.revoked_at is not null) then
+    perform posthorn_impl.refuse('agent_revoked');
+  end if;
+end $$;
+comment on function posthorn_impl.require_live_caller(posthorn_impl.identity, timestamptz) is 'Asks again, under the locks that a call waited for, whether its caller was revoked meanwhile; raises unauthorized, agent_revoked.';
+
 create function posthorn_impl.identify_connection(
   p_credential bytea
 ) returns posthorn_impl.proven

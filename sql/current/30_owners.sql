@@ -38,7 +38,10 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  perform 1 from posthorn.owners o where o.owner_id = p_owner_id for no key update;
+  perform 1 from posthorn.owners o where o.owner_id = p_owner_id and o.deleted_at is null for no key update;
+  if not found then
+    perform posthorn_impl.refuse('unauthorized'); -- the account was deleted while this waited
+  end if;
 end $$;
 comment on function posthorn_impl.lock_owner(int) is 'The first lock of the order owner, group, conversation, mailboxes by id; taken where a cap counts rows of the owner.';
 
@@ -183,7 +186,7 @@ as $$
 begin
   update posthorn.limits l set value = p_value where l.name = p_name;
   if not found then
-    raise exception 'there is no limit named %', p_name using errcode = 'MHNFD';
+    perform posthorn_impl.refuse('not_found', '{"fields": ["name"]}');
   end if;
   return p_value;
 end $$;

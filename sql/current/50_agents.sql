@@ -71,6 +71,7 @@ begin
   end if;
   perform posthorn_impl.lock_owner(v_actor.owner_id);
   v_now := posthorn_impl.clock();
+  perform posthorn_impl.require_live_caller(row(1, v_actor.owner_id, v_actor.connection_id, v_actor.kind, null, null)::posthorn_impl.identity, v_now);
   select a.* into v_agent
     from posthorn.agents a
    where a.owner_id = v_actor.owner_id

@@ -272,7 +272,9 @@ create function posthorn_api.list_groups(
   p_credential bytea,
   p_agent_id uuid default null,
   p_after uuid default null,
-  p_limit int default 100
+  p_limit int default 100,
+  p_ids uuid[] default null,
+  p_current_only boolean default false
 ) returns setof posthorn_impl.group_view
 language plpgsql
 volatile
@@ -287,15 +289,19 @@ begin
     from posthorn_impl.view_groups(v_me.owner_id, array(
            select m.group_id
              from posthorn.members m
+             join posthorn.groups g on g.owner_id = v_me.owner_id and g.group_id = m.group_id
             where m.owner_id = v_me.owner_id
               and m.agent_id = v_me.agent_id
+              -- one that ended within a week can still be renewed
+              and (not p_current_only or (g.revoked_at is null and g.expires_at > posthorn_impl.clock() - interval '7 days'))
               and (p_after is null or m.group_id > p_after)
+              and (p_ids is null or m.group_id = any (p_ids))
             order by m.group_id
             limit p_limit), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_groups(bytea, uuid, uuid, int) is 'The groups that the calling agent is a member of, by id. [nullable: project_boundary]';
+comment on function posthorn_api.list_groups(bytea, uuid, uuid, int, uuid[], boolean) is 'The groups that the calling agent is a member of, by id; only those named where ids are given, only those that live or can be renewed where asked. [nullable: project_boundary]';
 
 grant execute on function
   posthorn_api.create_group(bytea, text, text, uuid[], text, int), posthorn_api.renew_group(bytea, uuid, int),
   posthorn_api.revoke_group(bytea, uuid), posthorn_api.list_owner_groups(bytea) to posthorn_app, posthorn_admin;
-grant execute on function posthorn_api.list_groups(bytea, uuid, uuid, int) to posthorn_app;
+grant execute on function posthorn_api.list_groups(bytea, uuid, uuid, int, uuid[], boolean) to posthorn_app;

@@ -694,7 +694,8 @@ declare
   v_actor posthorn_impl.proven := row(1, v_me.owner_id, v_me.connection_id, v_me.kind, null, null);
   v_now timestamptz;
   v_agents uuid[];
-  v_group_id uuid := p_group_id;
+  v_group_id uuid := case p_kind when 'renew' then p_group_id end;
+  v_strange text[];
   v_group posthorn.groups;
   v_conversation posthorn.conversations;
   v_opened record;
@@ -702,10 +703,19 @@ begin
   if p_kind not in ('new', 'renew', 'continue') or (p_kind = 'renew' and p_group_id is null) or (p_kind = 'continue' and p_conversation_id is null) then
     perform posthorn_impl.refuse('invalid_request', jsonb_build_object('fields', case p_kind when 'renew' then array['group_id'] when 'continue' then array['conversation_id'] else array['kind'] end));
   end if;
+  -- an id that the kind has no use for would be stored unseen
+  v_strange := array_remove(array[
+    case when p_kind <> 'new' and cardinality(p_peer_agent_ids) > 0 then 'peer_agent_ids' end,
+    case when p_kind <> 'renew' and p_group_id is not null then 'group_id' end,
+    case when p_kind <> 'continue' and p_conversation_id is not null then 'conversation_id' end], null);
+  if cardinality(v_strange) > 0 then
+    perform posthorn_impl.refuse('invalid_request', jsonb_build_object('fields', v_strange));
+  end if;
   perform posthorn_impl.lock_owner(v_me.owner_id);
   if p_kind = 'new' then
     perform posthorn_impl.lock_requests(v_me.owner_id, array[v_me.agent_id]);
     v_now := posthorn_impl.clock();
+    perform posthorn_impl.require_live_caller(v_me, v_now);
     v_agents := array(select distinct a from unnest(p_peer_agent_ids || v_me.agent_id) a order by a);
     if cardinality(v_agents) not between 2 and 16 or v_me.agent_id = any (p_peer_agent_ids) then
       perform posthorn_impl.refuse('invalid_request', '{"fields": ["peer_agent_ids"]}');
@@ -739,6 +749,7 @@ begin
     perform posthorn_impl.lock_groups(v_me.owner_id, array[v_group_id]);
     perform posthorn_impl.lock_requests(v_me.owner_id, array[v_me.agent_id]);
     v_now := posthorn_impl.clock();
+    perform posthorn_impl.require_live_caller(v_me, v_now);
     select g.* into v_group from posthorn.groups g where g.owner_id = v_me.owner_id and g.group_id = v_group_id;
     v_agents := array(select m.agent_id from posthorn.members m where m.owner_id = v_me.owner_id and m.group_id = v_group_id order by m.agent_id);
     if v_group.group_id is null or not v_me.agent_id = any (v_agents) or (v_conversation.kind = 'pair' and v_me.agent_id not in (v_conversation.agent_low, v_conversation.agent_high)) then
@@ -792,7 +803,9 @@ comment on function posthorn_impl.name_for(int, uuid[]) is 'A name for a collabo
 create function posthorn_api.list_proposals(
   p_credential bytea,
   p_agent_id uuid default null,
-  p_ids uuid[] default null
+  p_ids uuid[] default null,
+  p_before uuid default null,
+  p_limit int default 100
 ) returns setof posthorn_impl.proposal_view
 language plpgsql
 volatile
@@ -813,14 +826,15 @@ begin
               and case when p_ids is not null then p.proposal_id = any (p_ids)
                        when p.state = 'pending' and p.expires_at > v_now then true
                        else coalesce(p.decided_at, p.expires_at) > v_now - interval '7 days' end
+              and (p_before is null or p.proposal_id < p_before)
             order by p.proposal_id desc
-            limit 500), v_now) v;
+            limit p_limit), v_now) v;
 end $$;
-comment on function posthorn_api.list_proposals(bytea, uuid, uuid[]) is 'Requests that the caller is a member of: pending ones and those decided in the last 7 days, or these ids whenever decided. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
+comment on function posthorn_api.list_proposals(bytea, uuid, uuid[], uuid, int) is 'Requests that the caller is a member of: pending ones and those decided in the last 7 days, newest first, or these ids whenever decided. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 grant execute on function
   posthorn_api.approve_proposal(bytea, uuid, text, text, int), posthorn_api.deny_proposal(bytea, uuid), posthorn_api.lift_denial(bytea, uuid),
   posthorn_api.list_owner_proposals(bytea, boolean) to posthorn_app, posthorn_admin;
 grant execute on function
   posthorn_api.propose_collaboration(bytea, text, uuid[], text, text, text, int, uuid, uuid, uuid),
-  posthorn_api.list_proposals(bytea, uuid, uuid[]) to posthorn_app;
+  posthorn_api.list_proposals(bytea, uuid, uuid[], uuid, int) to posthorn_app;

@@ -178,18 +178,18 @@ union all
 select 'post counter differs from messages', c.owner_id, c.conversation_id
   from posthorn.conversations c
  where c.posts <> (select count(distinct coalesce(m.post_id, m.message_id)) from posthorn.messages m where m.owner_id = c.owner_id and m.conversation_id = c.conversation_id and m.seq is not null)
-   and not exists (select from posthorn.messages m where m.owner_id = c.owner_id and m.created_at < posthorn_impl.clock() - interval '29 days')
+   and c.created_at > (select posthorn_impl.clock() - make_interval(days => l.value::int) + interval '1 hour' from posthorn.limits l where l.name = 'receipt_days') -- none of its messages was swept
 union all
 select 'receipt names a message that is not there', k.owner_id, i
   from posthorn.idempotency_keys k
  cross join lateral unnest(k.message_ids) i
- where k.created_at > posthorn_impl.clock() - interval '29 days'
+ where k.created_at > (select posthorn_impl.clock() - make_interval(days => l.value::int) + interval '1 hour' from posthorn.limits l where l.name = 'receipt_days')
    and not exists (select from posthorn.messages m where m.owner_id = k.owner_id and m.message_id = i and m.sender_agent_id = k.agent_id)
 union all
 select 'post names a message that is not there', p.owner_id, p.post_id
   from posthorn.posts p
  cross join lateral unnest(p.message_ids) i
- where p.created_at > posthorn_impl.clock() - interval '29 days'
+ where p.created_at > (select posthorn_impl.clock() - make_interval(days => l.value::int) + interval '1 hour' from posthorn.limits l where l.name = 'receipt_days')
    and not exists (select from posthorn.messages m where m.owner_id = p.owner_id and m.message_id = i and m.post_id = p.post_id)
 union all
 select 'held message without a body', m.owner_id, m.message_id

@@ -10,7 +10,7 @@ security invoker
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update posthorn.owners o set suspended_at = coalesce(o.suspended_at, posthorn_impl.clock()) where o.id = p_owner_id;
+  update posthorn.owners o set suspended_at = coalesce(o.suspended_at, posthorn_impl.clock()) where o.id = p_owner_id and o.deleted_at is null;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
@@ -26,7 +26,7 @@ security invoker
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-  update posthorn.owners o set suspended_at = null where o.id = p_owner_id;
+  update posthorn.owners o set suspended_at = null where o.id = p_owner_id and o.deleted_at is null;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;

@@ -331,13 +331,15 @@ export async function listConnections(db: Queryable, p: { credential: Buffer }):
   return rows;
 }
 
-/** The groups that the calling agent is a member of, by id. */
-export async function listGroups(db: Queryable, p: { credential: Buffer; agentId?: string | null; after?: string | null; limit?: number | null }): Promise<GroupView[]> {
+/** The groups that the calling agent is a member of, by id; only those named where ids are given, only those that live or can be renewed where asked. */
+export async function listGroups(db: Queryable, p: { credential: Buffer; agentId?: string | null; after?: string | null; limit?: number | null; ids?: (string | null)[] | null; currentOnly?: boolean | null }): Promise<GroupView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
     ['p_after', 'uuid', p.after],
     ['p_limit', 'int4', p.limit],
+    ['p_ids', 'uuid[]', p.ids],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.list_groups(${names}) f`, values);
   return rows;
@@ -371,12 +373,14 @@ export async function listOwnerProposals(db: Queryable, p: { credential: Buffer;
   return rows;
 }
 
-/** Requests that the caller is a member of: pending ones and those decided in the last 7 days, or these ids whenever decided. */
-export async function listProposals(db: Queryable, p: { credential: Buffer; agentId?: string | null; ids?: (string | null)[] | null }): Promise<ProposalView[]> {
+/** Requests that the caller is a member of: pending ones and those decided in the last 7 days, newest first, or these ids whenever decided. */
+export async function listProposals(db: Queryable, p: { credential: Buffer; agentId?: string | null; ids?: (string | null)[] | null; before?: string | null; limit?: number | null }): Promise<ProposalView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
     ['p_ids', 'uuid[]', p.ids],
+    ['p_before', 'uuid', p.before],
+    ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
   return rows;

@@ -5,6 +5,9 @@ import { isConnectionError } from './pool.ts';
 const RETRYABLE_STATES = new Set(['40P01', '40001', '55P03']);
 const BATCH_ATTEMPTS = 4;
 
+/** query_canceled: the statement took too long, and each item alone may take as long again. */
+const isTimeout = (error: unknown) => (error as { code?: string }).code === '57014';
+
 interface Waiting<Item, Answer> {
   item: Item;
   resolve: (answer: Answer) => void;
@@ -32,9 +35,14 @@ export interface GroupCommit<Item, Answer> {
 export function createGroupCommit<Item, Answer>(options: {
   batchSize: number;
   queueLimit: number;
+  /** How much may wait, by `weigh`; without it only their number counts. */
+  weightLimit?: number;
+  weigh?: (item: Item) => number;
   run: (items: Item[]) => Promise<Answer[]>;
 }): GroupCommit<Item, Answer> {
   const queue: Waiting<Item, Answer>[] = [];
+  const { weigh = () => 0, weightLimit = Number.POSITIVE_INFINITY } = options;
+  let waitingWeight = 0;
   let isRunning = false;
   let idlers: (() => void)[] = [];
 
@@ -45,7 +53,11 @@ export function createGroupCommit<Item, Answer>(options: {
   }
 
   async function runAll(): Promise<void> {
-    while (queue.length > 0) await runBatch(queue.splice(0, options.batchSize));
+    while (queue.length > 0) {
+      const batch = queue.splice(0, options.batchSize);
+      for (const { item } of batch) waitingWeight -= weigh(item);
+      await runBatch(batch);
+    }
     isRunning = false;
     for (const tell of idlers) tell();
     idlers = [];
@@ -57,7 +69,8 @@ export function createGroupCommit<Item, Answer>(options: {
       for (const [index, { resolve }] of batch.entries()) resolve(answers[index]!);
     } catch (error) {
       // One item that the database chokes on must not fail its neighbours.
-      if (batch.length === 1 || isConnectionError(error)) for (const { reject } of batch) reject(error);
+      if (batch.length === 1 || isConnectionError(error) || isTimeout(error))
+        for (const { reject } of batch) reject(error);
       else for (const waiting of batch) await runBatch([waiting]);
     }
   }
@@ -74,8 +87,9 @@ export function createGroupCommit<Item, Answer>(options: {
 
   return {
     submit(item) {
-      if (queue.length >= options.queueLimit)
-        return Promise.reject(new PosthornError('unavailable', { retry_after: 1 }));
+      const isFull = queue.length >= options.queueLimit || waitingWeight + weigh(item) > weightLimit;
+      if (isFull) return Promise.reject(new PosthornError('unavailable', { retry_after: 1 }));
+      waitingWeight += weigh(item);
       return new Promise((resolve, reject) => {
         queue.push({ item, resolve, reject });
         startSoon();

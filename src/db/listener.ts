@@ -107,6 +107,8 @@ export function createListener(url: string, onChange: (isListening: boolean) => 
 
 /** A socket can answer while its session no longer listens (a pooler, a reset), so the session is asked itself. */
 async function proveSubscription(client: pg.Client): Promise<void> {
-  const { rowCount } = await client.query(`select from pg_listening_channels() c where c = '${CHANNEL}'`);
-  if (rowCount === 0) throw new Error('The session does not listen any more.');
+  const { rowCount } = await client.query(
+    `select from pg_listening_channels() c where c = '${CHANNEL}' and not pg_is_in_recovery()`,
+  );
+  if (rowCount === 0) throw new Error('The session does not listen any more, or not on the primary.');
 }

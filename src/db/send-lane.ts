@@ -11,6 +11,8 @@ import type { Queryable } from './pool.ts';
 const LANES = 2;
 const BATCH_SIZE = 50;
 const QUEUE_LIMIT = 5_000;
+/** Sealed copies that may wait in a lane, in bytes: 5,000 posts to 16 agents could be 6 GB. */
+const QUEUED_BYTES = 67_108_864;
 const CACHED_PLANS = 10_000;
 const PLAN_ATTEMPTS = 4;
 
@@ -75,6 +77,8 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
     createGroupCommit({
       batchSize: BATCH_SIZE,
       queueLimit: QUEUE_LIMIT,
+      weightLimit: QUEUED_BYTES,
+      weigh: (item: SealedSend) => item.copies.reduce((sum, copy) => sum + copy.ciphertext.length, 0),
       run: (items: SealedSend[]) => runSends(db, items),
     }),
   );

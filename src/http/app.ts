@@ -4,14 +4,13 @@ import Koa, { type Context, type Middleware, type Next } from 'koa';
 import helmet from 'koa-helmet';
 import type { Logger } from 'pino';
 import { PosthornError, toPosthornError } from '../errors.ts';
+import { BASE_PATH } from '../operations/http-request.ts';
 import { OPERATIONS } from '../operations/index.ts';
 import type { Services } from '../operations/operation.ts';
 import { challenge } from '../request/bearer.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
 import { openApiDocument } from './openapi.ts';
 import { operationRoute } from './operation-route.ts';
-
-export const MESSAGING = '/messaging/v1';
 
 interface AppOptions {
   services: Services;
@@ -70,7 +69,7 @@ function renderErrors({ services, log }: AppOptions): Middleware {
     } catch (thrown) {
       const error = toPosthornError(thrown);
       if (error !== thrown && error.code === 'unavailable')
-        log.error({ requestId: ctx.state.requestId, cause: describeFailure(thrown) }, 'unavailable');
+        log.error({ requestId: ctx.state.requestId, err: thrown }, 'unavailable');
       ctx.state.errorCode = error.code;
       ctx.status = error.status;
       ctx.body = error.toBody(ctx.state.requestId);
@@ -78,20 +77,6 @@ function renderErrors({ services, log }: AppOptions): Middleware {
         ctx.set('WWW-Authenticate', challenge(services.publicUrl, ctx.get('authorization') !== ''));
       if (error.status === 429 || error.status === 503) ctx.set('Retry-After', String(error.detail.retry_after ?? 1));
     }
-  };
-}
-
-/** What went wrong, without a message: those of drivers and parsers may quote what a caller wrote. */
-function describeFailure(thrown: unknown): Record<string, unknown> {
-  const { name, code, routine, stack } = (thrown ?? {}) as Record<string, string | undefined>;
-  return {
-    name,
-    code,
-    routine,
-    at: stack
-      ?.split('\n')
-      .filter((line) => line.startsWith('    at '))
-      .slice(0, 5),
   };
 }
 
@@ -152,7 +137,7 @@ function messagingRoutes({ services, draining, mcp }: AppOptions): Middleware {
   const router = new Router();
   for (const operation of OPERATIONS) {
     for (const { method, path } of operation.routes)
-      router.register(MESSAGING + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
+      router.register(BASE_PATH + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
   }
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;

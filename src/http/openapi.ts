@@ -1,9 +1,9 @@
 import { z } from 'zod';
 import { createDocument, type ZodOpenApiOperationObject, type ZodOpenApiPathsObject } from 'zod-openapi';
 import { ERRORS } from '../errors.ts';
+import { BASE_PATH } from '../operations/http-request.ts';
 import { OPERATIONS } from '../operations/index.ts';
 import type { Operation } from '../operations/operation.ts';
-import { MESSAGING } from './app.ts';
 
 export type OpenApiDocument = ReturnType<typeof createDocument>;
 
@@ -34,7 +34,7 @@ function pathsOf(operations: Operation[]): ZodOpenApiPathsObject {
   const paths: ZodOpenApiPathsObject = {};
   for (const operation of operations) {
     operation.routes.forEach(({ method, path }, index) => {
-      const template = MESSAGING + path.replace(/:(\w+)/g, '{$1}');
+      const template = BASE_PATH + path.replace(/:(\w+)/g, '{$1}');
       paths[template] = { ...paths[template], [method.toLowerCase()]: describe(operation, method, path, index) };
     });
   }

@@ -78,6 +78,7 @@ function httpHost({ url, token }: StdioOptions, gone: AbortSignal): ToolHost {
       method,
       headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
       body: body && JSON.stringify(body),
+      redirect: 'manual', // a redirect would carry the body to another host
       signal: AbortSignal.any([gone, AbortSignal.timeout(CALL_TIMEOUT_MS)]),
     });
     const answer = (await response.json()) as Record<string, unknown>;

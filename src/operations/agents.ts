@@ -89,6 +89,9 @@ export const register = defineOperation({
   },
 });
 
+/** Of groups and requests beside the first page of agents; `GET /groups` and `GET /proposals` page through them all. */
+const MAX_CONTEXT = 200;
+
 export const list = defineOperation({
   name: 'list_agents',
   title: 'List agents',
@@ -110,9 +113,15 @@ export const list = defineOperation({
     const after = decodeCursor('agents', input.after, UUID_PLACE);
     const rows = await listAgents(pool, { credential, agentId: input.agent_id, after, limit: input.limit + 1 });
     const agents = rows.slice(0, input.limit).map(peerView);
-    const groups = await listGroups(pool, { credential, agentId: input.agent_id, limit: 1_000 });
-    const proposals = await listProposals(pool, { credential, agentId: input.agent_id });
     const next = rows.length > input.limit ? encodeCursor('agents', agents.at(-1)!.id) : null;
+    if (after !== undefined) return { agents, groups: [], proposals: [], next_cursor: next };
+    const groups = await listGroups(pool, {
+      credential,
+      agentId: input.agent_id,
+      currentOnly: true,
+      limit: MAX_CONTEXT,
+    });
+    const proposals = await listProposals(pool, { credential, agentId: input.agent_id, limit: MAX_CONTEXT });
     return { agents, groups: groups.map(groupView), proposals: proposals.map(proposalView), next_cursor: next };
   },
 });

@@ -175,7 +175,7 @@ export const receive = defineOperation({
     for (;;) {
       const page = await readPage(services, caller, input.agent_id, after, input.limit);
       if (page.messages.length > 0 || performance.now() >= deadline || caller.signal.aborted) return page;
-      await waitForMail(services, caller, input.agent_id, deadline);
+      await waitForMail(services, caller, input.agent_id, after, deadline);
     }
   },
 });
@@ -251,6 +251,7 @@ async function waitForMail(
   { pool, listener }: Services,
   { credential, signal }: Caller,
   agent: string | undefined,
+  after: number,
   deadline: number,
 ): Promise<void> {
   const [row] = await agentStatus(pool, { credential, agentId: agent });
@@ -259,13 +260,15 @@ async function waitForMail(
   const woken = Promise.withResolvers<void>();
   const unsubscribe = listener.subscribe(row!.wakeNumber, woken.resolve);
   const timer = setTimeout(woken.resolve, milliseconds);
-  signal.addEventListener('abort', () => woken.resolve(), { once: true });
+  const onAbort = () => woken.resolve();
+  signal.addEventListener('abort', onAbort, { once: true });
   try {
     // mail that came between the page and the subscription woke nobody
-    const [now] = await agentStatus(pool, { credential, agentId: agent });
-    if (now!.pendingMessages === 0 && !signal.aborted) await woken.promise;
+    const [mail] = await readInbox(pool, { credential, agentId: agent, after, limit: 1 });
+    if (!mail && !signal.aborted) await woken.promise;
   } finally {
     clearTimeout(timer);
+    signal.removeEventListener('abort', onAbort);
     unsubscribe();
   }
 }

@@ -1,7 +1,17 @@
 import { z } from 'zod';
 import { listGroups, listProposals, proposeCollaboration } from '../db/functions.ts';
 import { PosthornError } from '../errors.ts';
-import { agentId, id, line, paragraph } from './fields.ts';
+import {
+  agentId,
+  decodeCursor,
+  encodeCursor,
+  id,
+  line,
+  pageAfter,
+  pageLimit,
+  paragraph,
+  UUID_PLACE,
+} from './fields.ts';
 import { type Caller, defineOperation, type Services } from './operation.ts';
 import { Group, groupView, Proposal, proposalView } from './views.ts';
 
@@ -75,11 +85,14 @@ export const list = defineOperation({
   routes: [{ method: 'GET', path: '/proposals' }],
   isTool: false,
   command: 'proposals list',
-  input: z.strictObject({ agent_id: agentId() }),
-  output: z.object({ proposals: z.array(Proposal), next_cursor: z.null() }),
+  input: z.strictObject({ agent_id: agentId(), limit: pageLimit(100), after: pageAfter() }),
+  output: z.object({ proposals: z.array(Proposal), next_cursor: z.string().nullable() }),
   async run({ pool }, { credential }, input) {
-    const rows = await listProposals(pool, { credential, agentId: input.agent_id });
-    return { proposals: rows.map(proposalView), next_cursor: null };
+    const before = decodeCursor('proposals', input.after, UUID_PLACE);
+    const rows = await listProposals(pool, { credential, agentId: input.agent_id, before, limit: input.limit + 1 });
+    const proposals = rows.slice(0, input.limit).map(proposalView);
+    const next = rows.length > input.limit ? encodeCursor('proposals', proposals.at(-1)!.id) : null;
+    return { proposals, next_cursor: next };
   },
 });
 
@@ -114,6 +127,7 @@ async function findGroup(
   agent: string | undefined,
   groupId: string,
 ): Promise<z.output<typeof Group>> {
-  const rows = await listGroups(pool, { credential, agentId: agent, limit: 1_000 });
-  return groupView(rows.find((row) => row.id === groupId)!);
+  const [row] = await listGroups(pool, { credential, agentId: agent, ids: [groupId] });
+  if (!row) throw new PosthornError('not_found');
+  return groupView(row);
 }

@@ -135,6 +135,28 @@ describe('waiting for mail', () => {
     expect(answer.body.messages.map((message: { id: string }) => message.id)).toEqual([sent.body.id]);
   });
 
+  test('after a cursor sleeps, though older mail is unacknowledged', async () => {
+    const { agents } = await team(2);
+    const [a, b] = agents as [TestAgent, TestAgent];
+    for (const body of ['one', 'two']) await a.send(say({ recipient_agent_id: b.id, body }));
+    const first = await b.receive({ limit: 1 });
+    const rest = await b.receive({ after: first.body.next_cursor, limit: 1 });
+    expect(rest.body.messages).toHaveLength(1);
+    const commits = async () =>
+      Number(
+        (
+          await posthorn.database.admin.query(
+            'select xact_commit from pg_stat_database where datname = current_database()',
+          )
+        ).rows[0].xact_commit,
+      );
+    const before = await commits();
+    const after = Buffer.from('inbox:2').toString('base64url');
+    expect((await b.receive({ after, wait_seconds: 2 })).body.messages).toEqual([]);
+    // a reader that does not sleep commits thousands in two seconds
+    expect((await commits()) - before).toBeLessThan(300);
+  });
+
   test('ends empty at its time', async () => {
     const lonely = await owner.agent('lonely');
     const startedAt = performance.now();

@@ -6,6 +6,7 @@ import {
   liftDenial,
   renewGroup,
   revokeAgent,
+  revokeConnection,
   revokeGroup,
 } from '../../src/db/functions.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
@@ -299,4 +300,43 @@ describe('automatic approval', () => {
       replayed: true,
     });
   });
+});
+
+test('a request names only what its kind needs, and nothing that it may not see', async () => {
+  const [a, b, c] = (await strangers(3)) as [TestAgent, TestAgent, TestAgent];
+  const foreign = await owner.group([b, c]);
+  const ask = (fields: object) =>
+    a.call('POST', '/proposals', { agent_id: a.id, peer_agent_ids: [b.id], purpose: 'Peek', ...fields });
+  expect((await ask({ group_id: foreign.id })).body).toMatchObject({ error: 'invalid_request', fields: ['group_id'] });
+  expect((await ask({ conversation_id: foreign.id })).body).toMatchObject({
+    error: 'invalid_request',
+    fields: ['conversation_id'],
+  });
+  const renew = { kind: 'renew', group_id: foreign.id };
+  expect((await ask(renew)).body).toMatchObject({ error: 'invalid_request', fields: ['peer_agent_ids'] });
+  expect((await ask({ ...renew, peer_agent_ids: undefined })).body.error).toBe('not_found');
+});
+
+test('a connection revoked while its request waits for the lock asks for nothing', async () => {
+  const [a, b] = (await strangers()) as [TestAgent, TestAgent];
+  const waiting = await owner.act(async (db, credential) => {
+    await revokeConnection(db, { credential, connectionId: a.connectionId });
+    const answer = a.call('POST', '/proposals', { agent_id: a.id, peer_agent_ids: [b.id], purpose: 'Too late' });
+    await expect
+      .poll(
+        async () =>
+          (
+            await posthorn.database.admin.query(
+              "select from pg_locks where not granted and locktype in ('transactionid', 'tuple')",
+            )
+          ).rowCount,
+      )
+      .toBeGreaterThan(0);
+    return { answer };
+  });
+  expect((await waiting.answer).status).toBe(401);
+  expect(
+    (await posthorn.database.admin.query('select from posthorn.proposals where proposer_agent_id = $1', [a.id]))
+      .rowCount,
+  ).toBe(0);
 });
