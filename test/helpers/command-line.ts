@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { buffer } from 'node:stream/consumers';
-import { vi } from 'vitest';
+import { afterAll, vi } from 'vitest';
 import { runProgram } from '../../src/cli/program.ts';
 import { packageRoot } from '../../src/package-root.ts';
 
@@ -27,7 +27,7 @@ export interface Settings {
 
 /** Nobody's configuration and nobody's server; removed when the tests are over. */
 const home = mkdtempSync(join(tmpdir(), 'posthorn-test-'));
-process.on('exit', () => rmSync(home, { recursive: true, force: true }));
+afterAll(() => rmSync(home, { recursive: true, force: true }));
 
 /** The environment without settings of whoever runs the tests, and with these. */
 function environment(settings: Settings): NodeJS.ProcessEnv {
