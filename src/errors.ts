@@ -143,7 +143,8 @@ export function toPosthornError(error: unknown): PosthornError {
   const known = code === undefined ? undefined : SQLSTATES[code];
   if (known) return new PosthornError(known, parseDetail(detail));
   // check_violation, string_data_right_truncation, character_not_in_repertoire: the database holds a bound that the schema of the call should have
-  if (code === '23514' || code === '22001' || code === '22021') return new PosthornError('invalid_request');
+  if (code === '23514' || code === '23502' || code === '22001' || code === '22021')
+    return new PosthornError('invalid_request');
   return new PosthornError('unavailable', { retry_after: 1 });
 }
 

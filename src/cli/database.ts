@@ -41,11 +41,10 @@ export async function reaching<T>(url: string, work: () => Promise<T>): Promise<
 /**
  * Makes sure that a database has the schema that this build needs.
  *
- * @returns the keys that the server's ring must hold
  * @throws CommandError if it must be migrated first
  * @throws SchemaTooNewError if this build must not run on it
  */
-export async function requireSchema(url: string): Promise<{ ringKeyId: string; proof: Buffer }[]> {
+export async function requireSchema(url: string): Promise<void> {
   const pool = createPool({ url, max: 1 });
   try {
     return await reaching(url, async () => {
@@ -62,8 +61,17 @@ export async function requireSchema(url: string): Promise<{ ringKeyId: string; p
           `A newer build has changed ${nameDatabase(url)} beyond this one. Run a newer build.`,
         );
       }
-      return await ringKeys(pool);
     });
+  } finally {
+    await pool.end();
+  }
+}
+
+/** Which keys the ring must hold. Pods may ask, workers need not. */
+export async function knownRingKeys(url: string): Promise<{ ringKeyId: string; proof: Buffer }[]> {
+  const pool = createPool({ url, max: 1 });
+  try {
+    return await reaching(url, () => ringKeys(pool));
   } finally {
     await pool.end();
   }

@@ -3,7 +3,7 @@ import { readConfig } from '../config.ts';
 import { createLog } from '../log.ts';
 import { openKeyRing, readKeyRing } from '../open-key-ring.ts';
 import { startPod } from '../pod.ts';
-import { reaching, requireDatabaseUrl, requireSchema } from './database.ts';
+import { knownRingKeys, reaching, requireDatabaseUrl, requireSchema } from './database.ts';
 import { addCommand, type Output } from './output.ts';
 import { runUntilStopped } from './run-until-stopped.ts';
 
@@ -22,7 +22,8 @@ async function serve(output: Output): Promise<void> {
   await runUntilStopped(
     log,
     async () => {
-      const keyRing = await openKeyRing(config, await requireSchema(databaseUrl));
+      await requireSchema(databaseUrl);
+      const keyRing = await openKeyRing(config, await knownRingKeys(databaseUrl));
       const { host, port, publicUrl, listenUrl } = config;
       const read = () => readKeyRing(config);
       const options = { databaseUrl, listenUrl: listenUrl!, publicUrl, host, port, keyRing, readKeyRing: read, log };
