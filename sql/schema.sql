@@ -980,8 +980,6 @@ create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.lock_mailboxes(p_owner_id integer, p_agent_ids uuid[]) returns void
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes(p_owners integer[], p_agents uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_ids uuid[]) returns void

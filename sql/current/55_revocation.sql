@@ -48,7 +48,7 @@ begin
         or m.connection_id = any (v_connections)
     union
     select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
-  perform posthorn_impl.lock_mailboxes(v_actor.owner_id, posthorn_impl.agents_of_messages(v_actor.owner_id, v_ended));
+  perform posthorn_impl.lock_mailboxes_of(array_fill(v_actor.owner_id, array[cardinality(v_ended)]), v_ended);
   v_now := posthorn_impl.clock();
   update posthorn.connections c
      set revoked_at = v_now

@@ -51,25 +51,6 @@ as $$
 $$;
 comment on function posthorn_impl.view_proposals(int, uuid, uuid[], timestamptz) is 'Proposals as an agent (or the owner, with null) may see them, with their state by the clock.';
 
-create function posthorn_impl.lock_mailboxes(
-  p_owner_id int,
-  p_agent_ids uuid[]
-) returns void
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-  perform 1
-     from posthorn.mailboxes b
-    where b.owner_id = p_owner_id
-      and b.agent_id = any (p_agent_ids)
-    order by b.agent_id
-      for no key update;
-end $$;
-comment on function posthorn_impl.lock_mailboxes(int, uuid[]) is 'The last lock of the order, for these agents of one owner.';
-
 create function posthorn_impl.agents_of_requests(
   p_owner_id int
 ) returns uuid[]
@@ -117,8 +98,10 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_agents uuid[] := posthorn_impl.agents_of_requests(p_owner_id) || p_agent_ids;
 begin
-  perform posthorn_impl.lock_mailboxes(p_owner_id, posthorn_impl.agents_of_requests(p_owner_id) || p_agent_ids);
+  perform posthorn_impl.lock_mailboxes(array_fill(p_owner_id, array[cardinality(v_agents)]), v_agents);
 end $$;
 comment on function posthorn_impl.lock_requests(int, uuid[]) is 'The last lock of the order for whoever decides about requests of an owner, with further agents that the decision touches. Once per transaction, before the clock is read.';
 

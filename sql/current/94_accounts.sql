@@ -72,7 +72,7 @@ begin
   perform posthorn_impl.lock_groups(v_actor.owner_id, array(select g.group_id from posthorn.groups g where g.owner_id = v_actor.owner_id));
   -- the key first: whatever is left of a body, here or in a backup, opens for nobody
   delete from posthorn.owner_keys k where k.owner_id = v_actor.owner_id;
-  perform posthorn_impl.lock_mailboxes(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id));
+  perform posthorn_impl.lock_requests(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id));
   v_now := posthorn_impl.clock();
   update posthorn.connections c set revoked_at = v_now where c.owner_id = v_actor.owner_id and c.revoked_at is null;
   perform posthorn_impl.close_proposals(

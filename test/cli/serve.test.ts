@@ -28,7 +28,7 @@ beforeAll(async () => {
 
 const LOOKED = `
   select from pg_catalog.pg_stat_activity
-  where datname = current_database() and query like '%agent_status%' and application_name = 'posthorn' and state = 'idle'`;
+  where datname = current_database() and query like '%read_inbox%' and application_name = 'posthorn' and state = 'idle'`;
 
 describe('serve', () => {
   test('says that it is ready, without the database, and ends with 0 however often it is told to', async () => {

@@ -257,7 +257,14 @@ describe('what an agent sees', () => {
     const owner = await world.makeOwner();
     const connection = await owner.connect();
     expect(await functions.agentStatus(app, { credential: connection.credential })).toEqual([
-      { enabled: true, agentId: null, discoverableAgents: 0, pendingMessages: 0, wakeNumber: null },
+      {
+        enabled: true,
+        agentId: null,
+        discoverableAgents: 0,
+        pendingMessages: 0,
+        pendingProposals: 0,
+        wakeNumber: null,
+      },
     ]);
     const [me, peer, third] = [await connection.agent(), await owner.agent(), await owner.agent()];
     expect(await functions.agentStatus(app, { credential: connection.credential })).toMatchObject([

@@ -437,8 +437,9 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       group_counters: `set post_times = '{}', post_counts = '{}'`,
       groups: 'set generation = 9',
       mailboxes: 'set message_seq = 9',
-      messages: `set state = 'queued'`,
+      messages: `set state = 'revoked'`,
       owners: 'set automatic_approval = false',
+      proposals: `set name = 'x'`,
     };
     for (const table of await tenantTables()) {
       const name = table.replace('posthorn.', '');
@@ -823,6 +824,17 @@ describe("with another owner's ids", () => {
       name: 'list_agents p_after',
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
       call: () => functions.listAgents(app, { ...anna(), after: '00000000-0000-0000-0000-000000000000' }),
+    },
+    {
+      name: 'list_groups p_ids',
+      foreign: () => theirs.group.id,
+      neighbours: () => ours.otherGroup.id,
+      call: (id) => functions.listGroups(app, { ...anna(), ids: [id] }),
+    },
+    {
+      name: 'list_proposals p_before',
+      foreign: () => '00000000-0000-0000-0000-000000000000',
+      call: () => functions.listProposals(app, { ...anna(), before: 'ffffffff-ffff-ffff-ffff-ffffffffffff' }),
     },
     {
       name: 'list_groups p_after',

@@ -141,11 +141,11 @@ describe('a pair message', () => {
     const { owner, agents } = await trio();
     const outsider = await owner.agent();
     expect(await send(world, { from: agents[0], to: outsider })).toMatchObject({
-      outcome: 'recipient_unavailable',
+      outcome: 'purpose_required',
       detail: null,
     });
     expect(await send(world, { from: outsider, to: agents[0] })).toMatchObject({
-      outcome: 'recipient_unavailable',
+      outcome: 'purpose_required',
       detail: null,
     });
   });
@@ -402,16 +402,31 @@ describe('replies', () => {
   });
 
   test('that are refused change nothing of what they would answer', async () => {
+    const { owner, agents, group } = await trio();
+    const [a, b] = agents;
+    const question = await send(world, { from: a, group });
+    const [copy] = await readInbox(world, b);
+    const before = await stored(owner);
+    await withLimit('conversation_posts', 1, async () => {
+      expect(await send(world, { from: b, conversation: question.conversationId!, replyTo: copy!.id })).toMatchObject({
+        outcome: 'conversation_capped',
+      });
+    });
+    expect(await stored(owner)).toEqual(before);
+  });
+
+  test('that are held answer nothing before they are queued', async () => {
     const { owner, agents } = await trio();
     const [a, b] = agents;
     const question = await send(world, { from: a, to: b });
-    const before = await stored(owner);
+    const id = question.messageIds![0]!;
     await withLimit('conversation_posts', 1, async () => {
-      expect(
-        await send(world, { from: b, conversation: question.conversationId!, replyTo: question.messageIds![0] }),
-      ).toMatchObject({ outcome: 'conversation_capped' });
+      const reply = await send(world, { from: b, conversation: question.conversationId!, replyTo: id });
+      expect((await messageStatus(world, a, id)).state).toBe('queued');
+      const { proposal_id: proposalId } = reply.detail as { proposal_id: string };
+      await functions.approveProposal(app, { credential: owner.session, proposalId });
     });
-    expect(await stored(owner)).toEqual(before);
+    expect(await messageStatus(world, a, id)).toMatchObject({ state: 'replied', repliedAt: expect.any(Date) });
   });
 
   test('to what has expired are sent, and leave it expired', async () => {
@@ -438,12 +453,16 @@ describe('caps', () => {
       const { conversationId } = first;
       await send(world, { from: b, to: a });
       expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'queued' });
-      const capped = { outcome: 'conversation_capped', detail: { conversation_id: conversationId } };
-      expect(await send(world, { from: a, to: b })).toMatchObject(capped);
-      expect(await send(world, { from: b, conversation: conversationId! })).toMatchObject(capped);
+      // a pair's posts wait behind a request to go on, a thread's are refused
+      const held = { outcome: 'held', conversationId, detail: { proposal_id: expect.any(String) } };
+      expect(await send(world, { from: a, to: b })).toMatchObject(held);
+      expect(await send(world, { from: b, conversation: conversationId! })).toMatchObject(held);
       expect(await send(world, { from: a, to: c })).toMatchObject({ outcome: 'queued' });
       for (const from of [a, b, c]) expect(await send(world, { from, group })).toMatchObject({ outcome: 'queued' });
-      expect(await send(world, { from: a, group })).toMatchObject({ outcome: 'conversation_capped' });
+      expect(await send(world, { from: a, group })).toMatchObject({
+        outcome: 'conversation_capped',
+        detail: { conversation_id: expect.not.stringContaining(conversationId!) },
+      });
     });
     expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'queued' }); // an operator raised it
   });
@@ -456,12 +475,13 @@ describe('caps', () => {
         world,
         Array.from({ length: 5 }, () => ({ from: a, to: b })),
       );
+      // the rest was sealed for the conversation, and must be sealed again to wait for it
       expect(outcomes.map(({ outcome }) => outcome)).toEqual([
         'queued',
         'queued',
-        'conversation_capped',
-        'conversation_capped',
-        'conversation_capped',
+        'stale_plan',
+        'stale_plan',
+        'stale_plan',
       ]);
       await advance(
         world,
@@ -469,7 +489,7 @@ describe('caps', () => {
         'acknowledged',
         outcomes.slice(0, 2).flatMap(({ messageIds }) => messageIds!),
       );
-      expect(await send(world, { from: b, to: a })).toMatchObject({ outcome: 'conversation_capped' });
+      expect(await send(world, { from: b, to: a })).toMatchObject({ outcome: 'held' });
     });
   });
 
@@ -600,7 +620,7 @@ describe('caps', () => {
     await withLimit('inbox_messages', 1, async () => {
       await withLimit('group_posts_per_minute', 1, async () => {
         await withLimit('conversation_posts', 1, async () => {
-          expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'conversation_capped' });
+          expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'held' });
         });
         expect(await send(world, { from: a, to: b })).toMatchObject({ outcome: 'rate_limited' });
       });
@@ -834,7 +854,7 @@ test('one refused item fails none of its neighbours, in any order', async () => 
   expect(outcomes.map(({ item, outcome }) => [item, outcome])).toEqual([
     [1, 'invalid_request'],
     [2, 'queued'],
-    [3, 'recipient_unavailable'],
+    [3, 'purpose_required'],
     [4, 'queued'],
     [5, 'unauthorized'],
     [6, 'queued'],
