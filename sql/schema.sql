@@ -175,12 +175,14 @@ create table posthorn.agents (
   constraint agents_pkey PRIMARY KEY (owner_id, agent_id),
   constraint installation_is_a_slug CHECK ((installation ~ '^[A-Za-z0-9._-]{1,64}$'::text)),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
   constraint one_agent_per_connection_and_installation UNIQUE (owner_id, connection_id, installation),
   constraint origin_kind_is_known CHECK ((origin_kind = ANY (ARRAY['service'::text, 'device'::text, 'oauth'::text]))),
   constraint revoked_by_someone CHECK (((revoked_at IS NULL) = (revoked_by IS NULL))),
   constraint revoker_is_known CHECK ((revoked_by = ANY (ARRAY['owner'::text, 'agent'::text]))),
   constraint runtime_is_a_slug CHECK ((runtime ~ '^[a-z][a-z0-9_-]{0,39}$'::text)),
-  constraint runtime_version_has_1_to_40_characters CHECK (((char_length(runtime_version) >= 1) AND (char_length(runtime_version) <= 40)))
+  constraint runtime_version_has_1_to_40_characters CHECK (((char_length(runtime_version) >= 1) AND (char_length(runtime_version) <= 40))),
+  constraint runtime_version_is_one_line CHECK ((runtime_version !~ '[--  ]'::text))
 ); -- of posthorn_owner
 alter table posthorn.agents enable row level security;
 alter table posthorn.agents force row level security;
@@ -258,6 +260,7 @@ create table posthorn.connections (
   constraint credentials_are_unique UNIQUE (credential_hash),
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['service'::text, 'device'::text, 'child'::text, 'oauth'::text, 'session'::text]))),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
   constraint only_sessions_act_as_owner CHECK (((kind = 'session'::text) OR (NOT (scopes @> ARRAY['owner'::text])))),
   constraint scopes_are_known CHECK (((scopes <@ ARRAY['messaging'::text, 'functions'::text, 'execute'::text, 'owner'::text]) AND ((cardinality(scopes) >= 1) AND (cardinality(scopes) <= 4))))
 ) with (fillfactor=90); -- of posthorn_owner
@@ -362,7 +365,9 @@ create table posthorn.groups (
   constraint groups_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
   constraint groups_pkey PRIMARY KEY (owner_id, group_id),
   constraint name_has_1_to_80_characters CHECK (((char_length(name) >= 1) AND (char_length(name) <= 80))),
+  constraint name_is_one_line CHECK ((name !~ '[--  ]'::text)),
   constraint project_boundary_has_1_to_500_characters CHECK (((char_length(project_boundary) >= 1) AND (char_length(project_boundary) <= 500))),
+  constraint project_boundary_is_one_line CHECK ((project_boundary !~ '[--  ]'::text)),
   constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500)))
 ); -- of posthorn_owner
 alter table posthorn.groups enable row level security;
@@ -555,6 +560,7 @@ create table posthorn.owners (
   suspended_at timestamp with time zone,
   deleted_at timestamp with time zone,
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
   constraint owner_ids_are_unique UNIQUE (id),
   constraint owners_pkey PRIMARY KEY (owner_id)
 ); -- of posthorn_owner
@@ -626,7 +632,9 @@ create table posthorn.proposals (
   constraint duration_is_1_to_720_hours CHECK (((duration_hours >= 1) AND (duration_hours <= 720))),
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['new'::text, 'renew'::text, 'continue'::text]))),
   constraint name_has_1_to_80_characters CHECK (((char_length(name) >= 1) AND (char_length(name) <= 80))),
+  constraint name_is_one_line CHECK ((name !~ '[--  ]'::text)),
   constraint project_boundary_has_1_to_500_characters CHECK (((char_length(project_boundary) >= 1) AND (char_length(project_boundary) <= 500))),
+  constraint project_boundary_is_one_line CHECK ((project_boundary !~ '[--  ]'::text)),
   constraint proposals_owner_id_conversation_id_fkey FOREIGN KEY (owner_id, conversation_id) REFERENCES posthorn.conversations(owner_id, conversation_id) ON DELETE CASCADE,
   constraint proposals_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
   constraint proposals_owner_id_group_id_fkey FOREIGN KEY (owner_id, group_id) REFERENCES posthorn.groups(owner_id, group_id) ON DELETE CASCADE,

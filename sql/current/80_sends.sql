@@ -128,6 +128,50 @@ begin
          limit 1) lapsed on true
   )
   select i.item, i.owner_id, i.connection_id, i.agent_id, i.reply_to, i.planned_group_id, i.planned_generation, i.hold_id, i.post_id, i.copies, i.message_ids,
+         r.refusal,
+         -- facts beside another refusal would tell of what the caller may not see
+         case when r.refusal in ('invalid_request', 'group_required') then
+         case
+           when i.recipient_agent_id is null and i.group_id is null and i.conversation_id is null then '{"fields": ["recipient_agent_id", "group_id", "conversation_id"]}'
+           when i.reply_to is not null and i.conversation_id is null then '{"fields": ["reply_to", "conversation_id"]}'
+           when i.recipient_agent_id = i.agent_id then '{"fields": ["recipient_agent_id"]}'
+           when i.group_id <> i.named_group_id then '{"fields": ["group_id", "conversation_id"]}'
+           when i.named_kind is not null and i.recipient_agent_id is not null and (i.named_kind = 'group' or i.recipient_agent_id not in (i.named_low, i.named_high)) then '{"fields": ["recipient_agent_id", "conversation_id"]}'
+           when q.conversation_id <> i.conversation_id then '{"fields": ["reply_to", "conversation_id"]}'
+           when cardinality(i.shared_group_ids) > 1 then jsonb_build_object('shared_group_ids', i.shared_group_ids)
+           when them.agent_id is null and i.recipient_agent_id is not null and i.group_id is not null then '{"fields": ["recipient_agent_id", "group_id"]}'
+         end end,
+         i.to_group_id, g.generation, g.expires_at, i.to_agent_id, ends.low, ends.high, found.conversation_id, found.room, held.kind
+    from target i
+   cross join lateral (
+      select case when i.to_agent_id is null then c_nil else least(i.agent_id, i.to_agent_id) end as low,
+             case when i.to_agent_id is null then c_nil else greatest(i.agent_id, i.to_agent_id) end as high) ends
+    join posthorn.agents a on a.owner_id = i.owner_id and a.agent_id = i.agent_id
+    join posthorn.connections c on c.owner_id = i.owner_id and c.connection_id = i.connection_id
+    left join posthorn.messages q on q.owner_id = i.owner_id and q.message_id = i.reply_to and q.recipient_agent_id = i.agent_id
+    left join posthorn.groups g on g.owner_id = i.owner_id and g.group_id = i.to_group_id
+    left join posthorn.members me on me.owner_id = i.owner_id and me.group_id = i.to_group_id and me.agent_id = i.agent_id
+    left join posthorn.members them on them.owner_id = i.owner_id and them.group_id = i.to_group_id and them.agent_id = i.to_agent_id
+    left join lateral (
+      select x.conversation_id, v_conversation_posts * (1 + x.continuations) - x.posts as room
+        from posthorn.conversations x
+       where x.owner_id = i.owner_id
+         and x.group_id = i.to_group_id
+         and x.generation = g.generation
+         and x.agent_low = ends.low
+         and x.agent_high = ends.high) found on true
+   cross join lateral (
+      -- a pair send that no collaboration carries waits behind a request to the owner
+      select case
+               when i.to_agent_id is null or cardinality(i.shared_group_ids) > 1 then null
+               when i.to_group_id is null then 'new'
+               when g.revoked_at is not null then null
+               -- the next generation cannot answer this one
+               when g.expires_at <= p_now then case when g.expires_at > p_now - c_renewable and i.reply_to is null then 'renew' end
+               when found.room < 1 then 'continue'
+             end as kind) held
+   cross join lateral (
+      select
          case
            when a.revoked_at is not null then 'agent_revoked'
            when c.revoked_at is not null or c.expires_at <= p_now then 'unauthorized'
@@ -156,45 +200,7 @@ begin
               where x.owner_id = i.owner_id and x.agent_id = i.to_agent_id and x.revoked_at is null and x.reachable_until > p_now
                 and (held.kind = 'new' or them.agent_id is not null)) then 'recipient_unavailable'
            when held.kind = 'new' and i.purpose is null then 'purpose_required'
-         end,
-         case
-           when i.recipient_agent_id is null and i.group_id is null and i.conversation_id is null then '{"fields": ["recipient_agent_id", "group_id", "conversation_id"]}'
-           when i.reply_to is not null and i.conversation_id is null then '{"fields": ["reply_to", "conversation_id"]}'
-           when i.recipient_agent_id = i.agent_id then '{"fields": ["recipient_agent_id"]}'
-           when i.group_id <> i.named_group_id then '{"fields": ["group_id", "conversation_id"]}'
-           when i.named_kind is not null and i.recipient_agent_id is not null and (i.named_kind = 'group' or i.recipient_agent_id not in (i.named_low, i.named_high)) then '{"fields": ["recipient_agent_id", "conversation_id"]}'
-           when q.conversation_id <> i.conversation_id then '{"fields": ["reply_to", "conversation_id"]}'
-           when cardinality(i.shared_group_ids) > 1 then jsonb_build_object('shared_group_ids', i.shared_group_ids)
-           when them.agent_id is null and i.recipient_agent_id is not null and i.group_id is not null then '{"fields": ["recipient_agent_id", "group_id"]}'
-         end,
-         i.to_group_id, g.generation, g.expires_at, i.to_agent_id, ends.low, ends.high, found.conversation_id, found.room, held.kind
-    from target i
-   cross join lateral (
-      select case when i.to_agent_id is null then c_nil else least(i.agent_id, i.to_agent_id) end as low,
-             case when i.to_agent_id is null then c_nil else greatest(i.agent_id, i.to_agent_id) end as high) ends
-    join posthorn.agents a on a.owner_id = i.owner_id and a.agent_id = i.agent_id
-    join posthorn.connections c on c.owner_id = i.owner_id and c.connection_id = i.connection_id
-    left join posthorn.messages q on q.owner_id = i.owner_id and q.message_id = i.reply_to and q.recipient_agent_id = i.agent_id
-    left join posthorn.groups g on g.owner_id = i.owner_id and g.group_id = i.to_group_id
-    left join posthorn.members me on me.owner_id = i.owner_id and me.group_id = i.to_group_id and me.agent_id = i.agent_id
-    left join posthorn.members them on them.owner_id = i.owner_id and them.group_id = i.to_group_id and them.agent_id = i.to_agent_id
-    left join lateral (
-      select x.conversation_id, v_conversation_posts * (1 + x.continuations) - x.posts as room
-        from posthorn.conversations x
-       where x.owner_id = i.owner_id
-         and x.group_id = i.to_group_id
-         and x.generation = g.generation
-         and x.agent_low = ends.low
-         and x.agent_high = ends.high) found on true
-   cross join lateral (
-      -- a pair send that no collaboration carries waits behind a request to the owner
-      select case
-               when i.to_agent_id is null or cardinality(i.shared_group_ids) > 1 then null
-               when i.to_group_id is null then 'new'
-               when g.revoked_at is not null then null
-               when g.expires_at <= p_now then case when g.expires_at > p_now - c_renewable then 'renew' end
-               when found.room < 1 then 'continue'
-             end as kind) held;
+         end as refusal) r;
 end $$;
 comment on function posthorn_impl.address_sends(posthorn_impl.send_item[], timestamptz) is 'Where each item goes: group, generation and recipient (null for a post), or the refusal; a kind of hold where the owner must be asked first. Asked without locks to plan and again under locks to decide.';
 

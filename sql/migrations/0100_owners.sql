@@ -5,7 +5,7 @@ set local role posthorn_owner;
 create table posthorn.owners (
   owner_id int generated always as identity primary key,
   id uuid not null default posthorn.make_id() constraint owner_ids_are_unique unique,
-  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64),
+  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64) constraint label_is_one_line check (label !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   automatic_approval boolean not null default false,
   sensitive_content_check boolean not null default true,
   created_at timestamptz not null,

@@ -4,7 +4,7 @@ create table posthorn.connections (
   owner_id int not null references posthorn.owners on delete cascade,
   connection_id uuid not null default posthorn.make_id(),
   kind text not null constraint kind_is_known check (kind in ('service', 'device', 'child', 'oauth', 'session')),
-  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64),
+  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64) constraint label_is_one_line check (label !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   -- SHA-256 of the credential; the credential itself is shown once and stored nowhere
   credential_hash bytea not null constraint credential_hash_is_sha256 check (octet_length(credential_hash) = 32),
   scopes text[] not null constraint scopes_are_known check (scopes <@ array['messaging', 'functions', 'execute', 'owner'] and cardinality(scopes) between 1 and 4),

@@ -6,9 +6,9 @@ create table posthorn.agents (
   connection_id uuid not null,
   installation text not null constraint installation_is_a_slug check (installation ~ '^[A-Za-z0-9._-]{1,64}$'),
   origin_kind text not null constraint origin_kind_is_known check (origin_kind in ('service', 'device', 'oauth')),
-  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64),
+  label text not null constraint label_has_1_to_64_characters check (char_length(label) between 1 and 64) constraint label_is_one_line check (label !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   runtime text not null constraint runtime_is_a_slug check (runtime ~ '^[a-z][a-z0-9_-]{0,39}$'),
-  runtime_version text constraint runtime_version_has_1_to_40_characters check (char_length(runtime_version) between 1 and 40),
+  runtime_version text constraint runtime_version_has_1_to_40_characters check (char_length(runtime_version) between 1 and 40) constraint runtime_version_is_one_line check (runtime_version !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   -- When its connection ends. Kept here so that a send need not look at connections of others:
   -- moved by a trigger on connections.
   reachable_until timestamptz not null default 'infinity',

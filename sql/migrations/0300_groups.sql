@@ -3,9 +3,9 @@ set local role posthorn_owner;
 create table posthorn.groups (
   owner_id int not null references posthorn.owners on delete cascade,
   group_id uuid not null default posthorn.make_id(),
-  name text not null constraint name_has_1_to_80_characters check (char_length(name) between 1 and 80),
+  name text not null constraint name_has_1_to_80_characters check (char_length(name) between 1 and 80) constraint name_is_one_line check (name !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   purpose text not null constraint purpose_has_1_to_500_characters check (char_length(purpose) between 1 and 500),
-  project_boundary text constraint project_boundary_has_1_to_500_characters check (char_length(project_boundary) between 1 and 500),
+  project_boundary text constraint project_boundary_has_1_to_500_characters check (char_length(project_boundary) between 1 and 500) constraint project_boundary_is_one_line check (project_boundary !~ U&'[\0001-\001F\007F-\009F\2028\2029]'),
   duration_hours int not null constraint duration_is_1_to_720_hours check (duration_hours between 1 and 720),
   generation int not null default 1 constraint generation_is_positive check (generation > 0),
   created_at timestamptz not null,

@@ -14,7 +14,11 @@ const QUEUE_LIMIT = 5_000;
 /** Sealed copies that may wait in a lane, in bytes: 5,000 posts to 16 agents could be 6 GB. */
 const QUEUED_BYTES = 67_108_864;
 const CACHED_PLANS = 10_000;
-const PLAN_ATTEMPTS = 4;
+/**
+ * Under automatic approval one of many waiting sends wins twenty more posts and makes the plans of all others stale, so
+ * that a burst needs two rounds for every twenty.
+ */
+const PLAN_ATTEMPTS = 64;
 
 export interface Send {
   credential: Buffer;

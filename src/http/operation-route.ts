@@ -1,5 +1,6 @@
 import type { Context, Middleware } from 'koa';
 import { z } from 'zod';
+import { authenticate } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
@@ -9,12 +10,23 @@ import { readJsonObject } from '../request/json-body.ts';
 /** The endpoint of an operation. */
 export function operationRoute(operation: Operation, services: Services, draining: AbortSignal): Middleware {
   const numbers = integerFields(operation);
+
+  /** Who is unknown is told so, whatever they asked. */
+  async function readInput(ctx: Context, credential: Buffer): Promise<Record<string, unknown>> {
+    try {
+      return parseInput(operation, await collectArguments(ctx, numbers));
+    } catch (error) {
+      await authenticate(services.pool, { credential });
+      throw error;
+    }
+  }
+
   return async function runOperation(ctx) {
     const bearer = readBearer(ctx.req);
     if (!bearer) throw new PosthornError('unauthorized');
-    const input = parseInput(operation, await collectArguments(ctx, numbers));
     const signal = AbortSignal.any([draining, clientGone(ctx)]);
     try {
+      const input = await readInput(ctx, bearer.credential);
       const output = await operation.run(services, { credential: bearer.credential, signal }, input);
       services.credentialUse.note(bearer.credential);
       ctx.status = operation.status?.(output) ?? 200;
@@ -25,10 +37,20 @@ export function operationRoute(operation: Operation, services: Services, drainin
   };
 }
 
-/** Path, query and body in one object; a name that comes twice is refused. */
+/**
+ * The path, and the query of GET and DELETE or the body of the others, in one object. A query beside a body is refused:
+ * it would put what belongs into the body into the logs of proxies.
+ */
 async function collectArguments(ctx: Context, numbers: Set<string>): Promise<Record<string, unknown>> {
-  const body = ctx.method === 'GET' || ctx.method === 'DELETE' ? {} : await readJsonObject(ctx.req);
-  const given = [...Object.entries(ctx.params ?? {}), ...new URLSearchParams(ctx.querystring), ...Object.entries(body)];
+  const hasBody = ctx.method !== 'GET' && ctx.method !== 'DELETE';
+  const query = [...new URLSearchParams(ctx.querystring)];
+  if (hasBody && query.length > 0)
+    throw invalidRequest(
+      query.map(([name]) => name),
+      'Pass arguments in the body.',
+    );
+  const body = hasBody ? await readJsonObject(ctx.req) : {};
+  const given = [...Object.entries(ctx.params ?? {}), ...query, ...Object.entries(body)];
   const repeated = given.map(([name]) => name).filter((name, index, all) => all.indexOf(name) !== index);
   if (repeated.length > 0) throw invalidRequest(repeated, `Passed twice: ${repeated.join(', ')}.`);
   return Object.fromEntries(

@@ -9,6 +9,7 @@ import {
   registerAgent,
   revokeOwnAgent,
 } from '../db/functions.ts';
+import { PosthornError } from '../errors.ts';
 import { agentId, decodeCursor, encodeCursor, id, line, pageAfter, pageLimit, time, UUID_PLACE } from './fields.ts';
 import { defineOperation } from './operation.ts';
 import { Agent, agentView, Group, groupView, Peer, Proposal, peerView, proposalView } from './views.ts';
@@ -135,9 +136,10 @@ export const revoke = defineOperation({
   routes: [{ method: 'DELETE', path: '/agents/:id' }],
   isTool: false,
   command: 'messages revoke',
-  input: z.strictObject({ id: id() }),
+  input: z.strictObject({ id: id(), agent_id: agentId() }),
   output: z.object({ id: id(), revoked: z.literal(true) }),
   async run({ pool }, { credential }, input) {
+    if (input.agent_id !== undefined && input.agent_id !== input.id) throw new PosthornError('not_found');
     await revokeOwnAgent(pool, { credential, agentId: input.id });
     return { id: input.id, revoked: true as const };
   },

@@ -39,9 +39,9 @@ export const send = defineOperation({
   name: 'send_message',
   title: 'Send message',
   description:
-    'Send to one agent (recipient_agent_id), post to a whole group (group_id alone) or go on in a conversation (conversation_id alone). ' +
-    'To answer, pass conversation_id and reply_to. To a peer that shares no collaboration, add purpose: the message is held until the owner decides. ' +
-    'Queued means stored, not read: see message_status.',
+    'Send to one agent (recipient_agent_id), a whole group (group_id alone) or a conversation (conversation_id alone); ' +
+    'an answer adds reply_to. A peer that shares no collaboration needs purpose: the message is held until the owner decides. ' +
+    'Queued means stored, not read.',
   scope: 'messaging',
   effect: 'writes',
   routes: [{ method: 'POST', path: '/send' }],

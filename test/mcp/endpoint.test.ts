@@ -266,7 +266,7 @@ describe('whoever waits for mail', () => {
   async function isWaiting(since: Date): Promise<void> {
     await vi.waitFor(async () => {
       const { rows } = await posthorn.database.admin.query(
-        `select from pg_catalog.pg_stat_activity where datname = current_database() and state = 'idle' and query like '%agent_status%' and query_start > $1`,
+        `select from pg_catalog.pg_stat_activity where datname = current_database() and state = 'idle' and query like '%read_inbox%' and query_start > $1`,
         [since],
       );
       expect(rows).not.toEqual([]);

@@ -5,7 +5,7 @@ import { OPERATIONS } from '../../src/operations/index.ts';
 const CORE = ['status', 'register_agent', 'list_agents', 'send_message', 'receive_messages', 'acknowledge_messages'];
 
 /** What is left of the 6,000 tokens belongs to tools of later issues. */
-const MAX_TOKENS = 3_000;
+const MAX_TOKENS = 4_200;
 
 type Schema = { [keyword: string]: unknown; properties?: Record<string, Schema>; items?: Schema; anyOf?: Schema[] };
 
@@ -22,7 +22,7 @@ function nodesOf(schema: Schema): Schema[] {
 test('every operation that is a tool is listed, in its order', () => {
   const names = OPERATIONS.filter((operation) => operation.isTool).map((operation) => operation.name);
   expect(TOOLS.map((tool) => tool.name)).toEqual(names);
-  expect(names).toEqual([...CORE, 'message_status']);
+  expect(names).toEqual([...CORE, 'message_status', 'propose_collaboration', 'proposal_status']);
 });
 
 test('the list is small', () => {
@@ -36,7 +36,7 @@ test('core tools are always loaded', () => {
 
 test('hints are true', () => {
   const readers = TOOLS.filter((tool) => tool.annotations?.readOnlyHint);
-  expect(readers.map((tool) => tool.name)).toEqual(['status', 'list_agents', 'message_status']);
+  expect(readers.map((tool) => tool.name)).toEqual(['status', 'list_agents', 'message_status', 'proposal_status']);
   for (const tool of TOOLS) {
     expect(tool.annotations).toMatchObject({ destructiveHint: false, idempotentHint: true, openWorldHint: false });
     expect(tool.annotations?.title).toMatch(/^[A-Z]/);
