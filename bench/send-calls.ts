@@ -27,29 +27,32 @@ export async function openRawInserter(url: string): Promise<() => Promise<number
   return () => connection.run(call);
 }
 
-const SEND =
-  'select * from posthorn_api.send_messages($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)';
-const SEND_TYPES = [
-  OID.byteaArray,
-  OID.uuidArray,
-  OID.textArray,
-  OID.byteaArray,
-  OID.uuidArray,
-  OID.uuidArray,
-  OID.uuidArray,
-  OID.uuidArray,
-  OID.boolArray,
-  OID.uuidArray,
-  OID.int4Array,
-  OID.uuidArray,
-  OID.int4Array,
-  OID.uuidArray,
-  OID.uuidArray,
-  OID.byteaArray,
-];
-/** Positions of the parameters that differ in every call. */
-const KEYS = 2;
-const MESSAGE_IDS = 14;
+/** The parameters of posthorn_api.send_messages. */
+const PARAMETERS = {
+  p_credentials: OID.byteaArray,
+  p_agent_ids: OID.uuidArray,
+  p_keys: OID.textArray,
+  p_fingerprints: OID.byteaArray,
+  p_recipient_agent_ids: OID.uuidArray,
+  p_group_ids: OID.uuidArray,
+  p_conversation_ids: OID.uuidArray,
+  p_replies_to: OID.uuidArray,
+  p_purposes: OID.textArray,
+  p_names: OID.textArray,
+  p_durations_hours: OID.int4Array,
+  p_sensitive: OID.boolArray,
+  p_planned_group_ids: OID.uuidArray,
+  p_planned_generations: OID.int4Array,
+  p_hold_ids: OID.uuidArray,
+  p_post_ids: OID.uuidArray,
+  p_copy_items: OID.int4Array,
+  p_copy_recipients: OID.uuidArray,
+  p_copy_message_ids: OID.uuidArray,
+  p_copy_ciphertexts: OID.byteaArray,
+};
+const NAMES = Object.keys(PARAMETERS) as (keyof typeof PARAMETERS)[];
+const SEND = `select s.* from posthorn_api.send_messages(${NAMES.map((name, index) => `${name} => $${index + 1}`)}) s where s.outcome = 'queued'`;
+
 const KEY_LENGTH = 32;
 
 /**
@@ -58,7 +61,7 @@ const KEY_LENGTH = 32;
  * @returns a function that sends one batch of fresh messages
  */
 export async function openLane(url: string, senders: Sender[], batchSize: number): Promise<() => Promise<number>> {
-  const connection = await openConnection({ url, text: SEND, types: SEND_TYPES, prepared: false });
+  const connection = await openConnection({ url, text: SEND, types: Object.values(PARAMETERS), prepared: false });
   const batches = Array.from({ length: 64 }, () =>
     buildBatch(
       connection,
@@ -69,7 +72,7 @@ export async function openLane(url: string, senders: Sender[], batchSize: number
     const call = pick(batches);
     refresh(call, batchSize);
     const answered = await connection.run(call);
-    if (answered !== batchSize) throw new Error(`${answered} outcomes of a batch of ${batchSize}`);
+    if (answered !== batchSize) throw new Error(`only ${answered} of ${batchSize} were queued`);
     return answered;
   };
 }
@@ -84,64 +87,78 @@ function buildBatch(connection: Connection, senders: Sender[]): Call {
     OID.uuid,
     each(({ peers }) => uuidBytes(pick(peers))),
   );
-  const nulls = binaryArray(
+  const noIds = binaryArray(
     OID.uuid,
     each(() => null),
   );
-  return connection.call([
-    binaryArray(
+  const noTexts = binaryArray(
+    OID.text,
+    each(() => null),
+  );
+  const parameters: Record<keyof typeof PARAMETERS, Buffer> = {
+    p_credentials: binaryArray(
       OID.bytea,
       each(({ credentialHash }) => credentialHash),
     ),
-    binaryArray(
+    p_agent_ids: binaryArray(
       OID.uuid,
       each(({ agentId }) => uuidBytes(agentId)),
     ),
-    binaryArray(
+    p_keys: binaryArray(
       OID.text,
       each(() => Buffer.alloc(KEY_LENGTH, '0')),
     ),
-    binaryArray(
+    p_fingerprints: binaryArray(
       OID.bytea,
       each(() => randomBytes(32)),
     ),
-    recipients,
-    groups,
-    nulls, // conversations
-    nulls, // replies
-    binaryArray(
+    p_recipient_agent_ids: recipients,
+    p_group_ids: groups,
+    p_conversation_ids: noIds,
+    p_replies_to: noIds,
+    p_purposes: noTexts,
+    p_names: noTexts,
+    p_durations_hours: binaryArray(
+      OID.int4,
+      each(() => null),
+    ),
+    p_sensitive: binaryArray(
       OID.bool,
       each(() => Buffer.from([0])),
     ),
-    groups, // planned
-    binaryArray(
+    p_planned_group_ids: groups,
+    p_planned_generations: binaryArray(
       OID.int4,
       each(() => int32(1)),
     ),
-    nulls, // posts
-    binaryArray(
+    p_hold_ids: noIds,
+    p_post_ids: noIds,
+    p_copy_items: binaryArray(
       OID.int4,
       each((_, index) => int32(index + 1)),
     ),
-    recipients, // of the copies
-    binaryArray(
+    p_copy_recipients: recipients,
+    p_copy_message_ids: binaryArray(
       OID.uuid,
       each(() => Buffer.alloc(16)),
     ),
-    binaryArray(
+    p_copy_ciphertexts: binaryArray(
       OID.bytea,
       each(() => randomBytes(BODY_BYTES + SEAL_BYTES)),
     ),
-  ]);
+  };
+  return connection.call(NAMES.map((name) => parameters[name]));
 }
 
 /** Gives every item of a built batch a new key and every copy a new id. */
 function refresh({ bytes, offsets }: Call, size: number): void {
+  const keys = offsets[NAMES.indexOf('p_keys')]!;
+  const messageIds = offsets[NAMES.indexOf('p_copy_message_ids')]!;
   for (let index = 0; index < size; index++) {
-    const id = (offsets[MESSAGE_IDS] ?? 0) + elementOffset(index, 16);
+    const id = messageIds + elementOffset(index, 16);
     writeId(bytes, id);
     // the id's own digits make the key
-    bytes.write(bytes.toString('hex', id, id + 16), (offsets[KEYS] ?? 0) + elementOffset(index, KEY_LENGTH), 'latin1');
+    bytes.write(bytes.toString('hex', id, id + 16), keys + elementOffset(index, KEY_LENGTH), 'latin1');
   }
 }
 

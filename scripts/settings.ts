@@ -27,7 +27,7 @@ ${table('server')}
 
 ## The commands of an agent
 
-\`status\`, \`messages …\` and \`mcp serve\`. Options on the command line win over these, and these over the
+\`status\`, \`messages …\`, \`proposals …\` and \`mcp serve\`. Options on the command line win over these, and these over the
 configuration file.
 
 ${table('client')}
