@@ -523,7 +523,8 @@ declare
   v_detail text;
 begin
   select t.* into v_to from posthorn_impl.address_sends(array[p_item], v_now) t;
-  if v_to.refusal is not null or v_to.hold_kind is null or cardinality(p_item.copies) is distinct from 1 or v_copy.recipient_agent_id is distinct from v_to.to_agent_id then
+  if v_to.refusal is not null or v_to.hold_kind is null or p_item.post_id is not null
+     or cardinality(p_item.copies) is distinct from 1 or v_copy.recipient_agent_id is distinct from v_to.to_agent_id then
     -- an item of this batch before it changed what this one asks for, or the pod sealed for somebody else
     return row(p_item.item, coalesce(v_to.refusal, 'stale_plan'), v_to.refusal_detail, null, null, null, null, null, null, null, null)::posthorn_impl.send_outcome;
   end if;

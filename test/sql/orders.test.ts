@@ -275,6 +275,52 @@ describe('a decision and another act at once', () => {
   });
 });
 
+describe('the last place of a cap, asked for by two pairs that share no agent', () => {
+  /** The outcomes of both sends; the first is not committed when the second begins. */
+  async function sendBoth(owner: Owner): Promise<string[]> {
+    const [a, b, c, d] = (await owner.agents(4)) as [Agent, Agent, Agent, Agent];
+    const sealed = await Promise.all(
+      [
+        [a, b],
+        [c, d],
+      ].map(([from, to]) => sealBatch(world, [{ from: from!, to: to!, purpose: 'Race' }])),
+    );
+    const [one, other] = [await app.connect(), await app.connect()];
+    const pid = await pidOf(other);
+    await one.query('begin');
+    const [first] = await functions.sendMessages(one, sealed[0]!);
+    const second = functions.sendMessages(other, sealed[1]!);
+    await untilWaiting(pid, second);
+    await one.query('commit');
+    one.release();
+    const outcomes = [first!.outcome, (await second)[0]!.outcome];
+    other.release();
+    return outcomes;
+  }
+
+  test('of the pending requests of an owner', async () => {
+    await world.setLimit('pending_proposals_per_owner', 1);
+    expect(await sendBoth(await world.makeOwner())).toEqual(['held', 'proposal_limit']);
+    await world.setLimit('pending_proposals_per_owner', 20);
+  });
+
+  test('of the automatic approvals of a day', async () => {
+    const owner = await world.makeOwner();
+    await functions.changeOwnerSettings(app, { ...session({ owner }), automaticApproval: true });
+    await world.setLimit('automatic_approvals_per_day', 1);
+    expect(await sendBoth(owner)).toEqual(['queued', 'held']);
+    await world.setLimit('automatic_approvals_per_day', 50);
+  });
+
+  test('of the active groups, where requests are approved automatically', async () => {
+    const owner = await world.makeOwner();
+    await functions.changeOwnerSettings(app, { ...session({ owner }), automaticApproval: true });
+    await world.setLimit('active_groups_per_owner', 1);
+    expect(await sendBoth(owner), 'what an approval would refuse waits for the person').toEqual(['queued', 'held']);
+    await world.setLimit('active_groups_per_owner', 200);
+  });
+});
+
 describe('the deadline', () => {
   async function stopBefore(request: Waiting, milliseconds: number): Promise<void> {
     const { expiresAt } = await viewOf(request);
