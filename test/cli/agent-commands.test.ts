@@ -72,7 +72,8 @@ describe('a round trip', () => {
   test('for people: a body is quoted, named after its sender, called untrusted, and steers nothing', async () => {
     const gamma = await owner.agent('gamma');
     await owner.group([alpha, gamma]);
-    // the doors let no such label in; whoever wrote it did so in the database
+    // neither doors nor table let such a label in; whoever wrote it is the database's administrator
+    await posthorn.database.admin.query('alter table posthorn.agents drop constraint label_is_one_line');
     await posthorn.database.admin.query('update posthorn.agents set label = $2 where agent_id = $1', [
       gamma.id,
       'gamma\u001b[2J',
