@@ -327,7 +327,7 @@ test('a connection revoked while its request waits for the lock asks for nothing
         async () =>
           (
             await posthorn.database.admin.query(
-              "select from pg_locks where not granted and locktype in ('transactionid', 'tuple')",
+              "select from pg_locks l join pg_stat_activity a using (pid) where a.datname = current_database() and not l.granted and l.locktype in ('transactionid', 'tuple')",
             )
           ).rowCount,
       )
