@@ -57,6 +57,10 @@ create type posthorn_impl.group_view as (
   expires_at timestamp with time zone,
   agent_ids uuid[]
 );
+create type posthorn_impl.groups_between as (
+  group_ids uuid[],
+  lapsed_group_id uuid
+);
 create type posthorn_impl.identity as (
   item integer,
   owner_id integer,
@@ -948,6 +952,8 @@ create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) returns void
@@ -960,6 +966,8 @@ create function posthorn_impl.expire_owner_proposals(p_owner_id integer) returns
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.find_groups_between(p_owner_id integer, p_agent_id uuid, p_peer_agent_id uuid, p_now timestamp with time zone) returns posthorn_impl.groups_between
+  language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.find_place() returns posthorn_impl.place
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
@@ -969,7 +977,7 @@ create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) re
 create function posthorn_impl.hold_send(p_item posthorn_impl.send_item) returns posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_connection(p_credential bytea) returns posthorn_impl.proven
@@ -1026,6 +1034,8 @@ create function posthorn_impl.require_same_server() returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]

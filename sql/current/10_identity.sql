@@ -157,28 +157,34 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
 as $$
 declare
   -- a statement of its own: policies of the next one must find the proof made
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
 begin
   return query
-  select u.item::int, p.owner_id, p.connection_id, p.kind, a.agent_id,
+  -- a step of its own, since the joins below can use an index only by plain columns
+  with caller as materialized (
+    select u.item::int, p.owner_id, p.connection_id, p.kind, p.scopes, p.bound_agent_id, coalesce(u.agent_id, p.bound_agent_id) as agent_id
+      from unnest(p_credentials, p_agents) with ordinality u(credential, agent_id, item)
+      left join unnest(v_proven) p on p.item = u.item
+  )
+  select c.item, c.owner_id, c.connection_id, c.kind, a.agent_id,
          case
-           when p.owner_id is null then 'unauthorized'
+           when c.owner_id is null then 'unauthorized'
            when o.suspended_at is not null then 'owner_suspended'
-           when not p_scope = any (p.scopes) then 'scope_required'
-           when coalesce(p.bound_agent_id, u.agent_id) is null then 'agent_required'
+           when not p_scope = any (c.scopes) then 'scope_required'
+           when c.agent_id is null then 'agent_required'
            when a.agent_id is null then 'not_found'
            when a.revoked_at is not null then 'agent_revoked'
          end
-    from unnest(p_credentials, p_agents) with ordinality u(credential, agent_id, item)
-    left join unnest(v_proven) p on p.item = u.item
-    left join posthorn.owners o on o.owner_id = p.owner_id
+    from caller c
+    left join posthorn.owners o on o.owner_id = c.owner_id
     left join posthorn.agents a
-           on a.owner_id = p.owner_id
-          and a.agent_id = coalesce(u.agent_id, p.bound_agent_id)
-          and case when p.bound_agent_id is null then a.connection_id = p.connection_id else a.agent_id = p.bound_agent_id end;
+           on a.owner_id = c.owner_id
+          and a.agent_id = c.agent_id
+          and case when c.bound_agent_id is null then a.connection_id = c.connection_id else a.agent_id = c.bound_agent_id end;
 end $$;
 comment on function posthorn_impl.identify(bytea[], uuid[], text) is 'Who each call of a batch is: owner, connection and agent, or the problem. Agents may be null where the connection acts as exactly one.';
 

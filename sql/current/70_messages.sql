@@ -64,14 +64,11 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  v_payload text;
 begin
-  select string_agg(distinct w::text, ',') into v_payload from unnest(p_wake_numbers) w;
-  if v_payload is not null then
-    -- a payload of 8,000 bytes fails the transaction; one star means: look at everything
-    perform pg_notify('posthorn', case when length(v_payload) > 7900 then '*' else v_payload end);
-  end if;
+  -- a payload of 8,000 bytes fails the transaction; one star means: look at everything
+  perform pg_notify('posthorn', case when length(p.payload) > 7900 then '*' else p.payload end)
+     from (select string_agg(distinct w::text, ',') as payload from unnest(p_wake_numbers) w) p
+    where p.payload is not null;
 end $$;
 comment on function posthorn_impl.wake(int[]) is 'Tells every pod that these mailboxes changed: one notification for a whole batch.';
 

@@ -51,6 +51,79 @@ create type posthorn_impl.send_outcome as (
 -- plan from depending on how large the tables were when it was cached: plans made on a fresh database
 -- read whole tables for each batch and made sends 30 times slower until the first ANALYZE.
 
+-- A table that a statement names costs 15 microseconds a call even when no row asks for it, so rare questions
+-- are functions: find_groups_between, standing_of, count_expired.
+
+create type posthorn_impl.groups_between as (
+  group_ids uuid[],       -- active ones of which both are members
+  lapsed_group_id uuid    -- without an active one: that which ended last, if it can still be renewed
+);
+
+create function posthorn_impl.find_groups_between(
+  p_owner_id int,
+  p_agent_id uuid,
+  p_peer_agent_id uuid,
+  p_now timestamptz
+) returns posthorn_impl.groups_between
+language plpgsql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+as $$
+declare
+  c_renewable constant interval := '7 days';
+  v_found posthorn_impl.groups_between;
+begin
+  select array_agg(x.group_id order by x.group_id) filter (where x.expires_at > p_now),
+         (array_agg(x.group_id order by x.expires_at desc))[1]
+    into v_found
+    from posthorn.members m
+    join posthorn.members n on n.owner_id = p_owner_id and n.group_id = m.group_id and n.agent_id = p_peer_agent_id
+    join posthorn.groups x on x.owner_id = p_owner_id and x.group_id = m.group_id and x.revoked_at is null and x.expires_at > p_now - c_renewable
+   where m.owner_id = p_owner_id
+     and m.agent_id = p_agent_id;
+  if v_found.group_ids is not null then
+    v_found.lapsed_group_id := null;
+  end if;
+  return v_found;
+end $$;
+comment on function posthorn_impl.find_groups_between(int, uuid, uuid, timestamptz) is 'The collaborations that two agents share, or else the one that ended last, within the time in which it can be renewed.';
+
+create function posthorn_impl.standing_of(
+  p_owner_id int,
+  p_agent_id uuid,
+  p_now timestamptz
+) returns text
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when a.revoked_at is not null then 'revoked' when a.reachable_until <= p_now then 'unreachable' else 'reachable' end
+    from posthorn.agents a
+   where a.owner_id = p_owner_id
+     and a.agent_id = p_agent_id
+$$;
+comment on function posthorn_impl.standing_of(int, uuid, timestamptz) is 'Whether mail may reach an agent: revoked, unreachable or reachable; null for one that does not exist.';
+
+create function posthorn_impl.count_expired(
+  p_owner_id int,
+  p_agent_id uuid,
+  p_now timestamptz
+) returns bigint
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select count(*) from posthorn.bodies b where b.owner_id = p_owner_id and b.recipient_agent_id = p_agent_id and b.expires_at <= p_now
+$$;
+comment on function posthorn_impl.count_expired(int, uuid, timestamptz) is 'Messages of an inbox that are past their deadline and not yet swept.';
+
 create function posthorn_impl.address_sends(
   p_items posthorn_impl.send_item[],
   p_now timestamptz
@@ -99,33 +172,15 @@ begin
   with target as materialized (
     select i.*, named.conversation_id as named_conversation_id, named.kind as named_kind, named.group_id as named_group_id, named.generation as named_generation,
            named.agent_low as named_low, named.agent_high as named_high, shared.group_ids as shared_group_ids,
-           coalesce(i.group_id, named.group_id, case cardinality(shared.group_ids) when 1 then shared.group_ids[1] end, lapsed.group_id) as to_group_id,
+           coalesce(i.group_id, named.group_id, case cardinality(shared.group_ids) when 1 then shared.group_ids[1] end, shared.lapsed_group_id) as to_group_id,
            coalesce(i.recipient_agent_id, case when named.kind = 'pair' then case i.agent_id when named.agent_low then named.agent_high else named.agent_low end end) as to_agent_id
       from unnest(p_items) i
       left join posthorn.conversations named on named.owner_id = i.owner_id and named.conversation_id = i.conversation_id
-      left join lateral (
-        -- looked for only where neither group nor conversation is named
-        select array_agg(m.group_id order by m.group_id) as group_ids
-          from posthorn.members m
-          join posthorn.members n on n.owner_id = i.owner_id and n.group_id = m.group_id and n.agent_id = i.recipient_agent_id
-          join posthorn.groups x on x.owner_id = i.owner_id and x.group_id = m.group_id and x.revoked_at is null and x.expires_at > p_now
-         where i.group_id is null
-           and i.conversation_id is null
-           and m.owner_id = i.owner_id
-           and m.agent_id = i.agent_id) shared on true
-      left join lateral (
-        -- the collaboration that ended last, if it can still be renewed
-        select x.group_id
-          from posthorn.members m
-          join posthorn.members n on n.owner_id = i.owner_id and n.group_id = m.group_id and n.agent_id = i.recipient_agent_id
-          join posthorn.groups x on x.owner_id = i.owner_id and x.group_id = m.group_id and x.revoked_at is null and x.expires_at > p_now - c_renewable
-         where i.group_id is null
-           and i.conversation_id is null
-           and shared.group_ids is null
-           and m.owner_id = i.owner_id
-           and m.agent_id = i.agent_id
-         order by x.expires_at desc
-         limit 1) lapsed on true
+     cross join lateral (
+        select case when i.group_id is null and i.conversation_id is null and i.recipient_agent_id is not null
+                 then posthorn_impl.find_groups_between(i.owner_id, i.agent_id, i.recipient_agent_id, p_now) end as between_them
+        offset 0) x
+     cross join lateral (select (x.between_them).group_ids, (x.between_them).lapsed_group_id) shared
   )
   select i.item, i.owner_id, i.connection_id, i.agent_id, i.reply_to, i.planned_group_id, i.planned_generation, i.hold_id, i.post_id, i.copies, i.message_ids,
          r.refusal,
@@ -183,7 +238,7 @@ begin
            when i.conversation_id is not null and (i.named_conversation_id is null or not (case i.named_kind when 'pair' then i.agent_id in (i.named_low, i.named_high) else me.agent_id is not null end)) then 'not_found'
            when i.group_id is not null and me.agent_id is null then 'not_found'
            when i.recipient_agent_id is not null and them.agent_id is null
-             and not exists (select from posthorn.agents x where x.owner_id = i.owner_id and x.agent_id = i.recipient_agent_id) then 'not_found'
+             and posthorn_impl.standing_of(i.owner_id, i.recipient_agent_id, p_now) is null then 'not_found'
            when i.reply_to is not null and q.message_id is null then 'not_found'
            -- what the caller gave must agree
            when i.group_id <> i.named_group_id then 'invalid_request'
@@ -194,11 +249,9 @@ begin
            when held.kind is distinct from 'renew' and i.to_group_id is not null and (me.agent_id is null or g.revoked_at is not null or g.expires_at <= p_now) then 'group_unauthorized'
            when i.named_generation < g.generation then 'conversation_frozen'
            when i.to_agent_id is not null and them.agent_id is null and i.recipient_agent_id is not null and i.group_id is not null
-             and exists (select from posthorn.agents x where x.owner_id = i.owner_id and x.agent_id = i.recipient_agent_id and x.revoked_at is null) then 'invalid_request'
-           when held.kind is not null and not exists (
-             select from posthorn.agents x
-              where x.owner_id = i.owner_id and x.agent_id = i.to_agent_id and x.revoked_at is null and x.reachable_until > p_now
-                and (held.kind = 'new' or them.agent_id is not null)) then 'recipient_unavailable'
+             and posthorn_impl.standing_of(i.owner_id, i.recipient_agent_id, p_now) in ('reachable', 'unreachable') then 'invalid_request'
+           when held.kind is not null
+             and (held.kind <> 'new' and them.agent_id is null or posthorn_impl.standing_of(i.owner_id, i.to_agent_id, p_now) is distinct from 'reachable') then 'recipient_unavailable'
            when held.kind = 'new' and i.purpose is null then 'purpose_required'
          end as refusal) r;
 end $$;
@@ -267,13 +320,17 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 set enable_seqscan = off
 as $$
+declare
+  v_asks posthorn_impl.send_item[] := array(select i from unnest(p_items) i where i.hold_id is not null);
 begin
-  -- requests to an owner come one after the other, and their lock comes before groups and mailboxes
-  perform 1
-     from posthorn.owners o
-     join (select distinct i.owner_id from unnest(p_items) i where i.hold_id is not null) x on x.owner_id = o.owner_id
-    order by o.owner_id
-      for no key update of o;
+  if cardinality(v_asks) > 0 then
+    -- requests to an owner come one after the other, and their lock comes before groups and mailboxes
+    perform 1
+       from posthorn.owners o
+       join (select distinct i.owner_id from unnest(v_asks) i) x on x.owner_id = o.owner_id
+      order by o.owner_id
+        for no key update of o;
+  end if;
   perform 1
      from posthorn.group_counters g
      join (select distinct i.owner_id, i.planned_group_id from unnest(p_items) i) x on x.owner_id = g.owner_id and x.planned_group_id = g.group_id
@@ -293,9 +350,8 @@ begin
             union
            -- an automatic approval tells the sender, and whoever waits behind a request that it ends
            select i.owner_id, x.agent_id
-             from unnest(p_items) i
-            cross join lateral unnest(posthorn_impl.agents_of_requests(i.owner_id) || i.agent_id) x(agent_id)
-            where i.hold_id is not null) y
+             from unnest(v_asks) i
+            cross join lateral unnest(posthorn_impl.agents_of_requests(i.owner_id) || i.agent_id) x(agent_id)) y
        on y.owner_id = b.owner_id
       and y.agent_id = b.agent_id
     order by b.owner_id, b.agent_id
@@ -332,7 +388,7 @@ begin
     select t.*,
            v_group_posts - r.posts as rate_room, r.oldest,
            count(*) over (partition by t.owner_id, t.to_group_id) as group_wanted,
-           count(*) over (partition by t.owner_id, t.found_conversation_id) as conversation_wanted
+           count(*) over (partition by t.owner_id, t.to_group_id, t.found_conversation_id) as conversation_wanted -- one sort for both
       from posthorn_impl.address_sends(p_items, p_now) t
       left join posthorn.group_counters gc on gc.owner_id = t.owner_id and gc.group_id = t.to_group_id
       left join lateral (
@@ -361,8 +417,7 @@ begin
   ), roomy as (
     select c.*,
            -- what has expired but was not swept yet takes no room; looked at only near the cap
-           c.room + case when c.room < c.wanted then (
-             select count(*) from posthorn.bodies x where x.owner_id = c.owner_id and x.recipient_agent_id = c.recipient_agent_id and x.expires_at <= p_now) else 0 end as true_room
+           c.room + case when c.room < c.wanted then posthorn_impl.count_expired(c.owner_id, c.recipient_agent_id, p_now) else 0 end as true_room
       from copy c
   ), summed as (
     select r.*, count(r.recipient_agent_id) over w as expected, count(r.message_id) over w as sealed, min(r.true_room) over w as least_room,
@@ -659,35 +714,41 @@ begin
     v_now := posthorn_impl.clock();
     v_decided := array(select d from posthorn_impl.apply_sends(v_items, v_now) d);
 
-    -- conversations are made on first use; the group's lock keeps others from making them too
-    v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'conversation_missing');
-    if cardinality(v_undecided) > 0 then
-      insert into posthorn.conversations (owner_id, kind, group_id, generation, agent_low, agent_high, created_at)
-      select distinct t.owner_id, case when t.to_agent_id is null then 'group' else 'pair' end, t.to_group_id, t.generation, t.agent_low, t.agent_high, v_now
-        from posthorn_impl.address_sends(array(select i from unnest(v_items) i where i.item = any (v_undecided)), v_now) t
-      on conflict on constraint one_conversation_per_generation_and_pair do nothing;
-      v_decided := array(
-        select d from unnest(v_decided) d where d.item <> all (v_undecided)
-        union all
-        select d from posthorn_impl.apply_sends(array(select i from unnest(v_items) i where i.item = any (v_undecided)), v_now) d);
-    end if;
-    -- rare: what crosses a cap inside this batch, one by one, in order
-    v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'contended' order by d.item);
-    for n in 1 .. cardinality(v_undecided) loop
-      v_decided := array(
-        select d from unnest(v_decided) d where d.item <> v_undecided[n]
-        union all
-        select d from posthorn_impl.apply_sends(array(select i from unnest(v_items) i where i.item = v_undecided[n]), v_now) d);
-    end loop;
+    if exists (select from unnest(v_decided) d where d.outcome <> 'queued') then
+      -- conversations are made on first use; the group's lock keeps others from making them too
+      v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'conversation_missing');
+      if cardinality(v_undecided) > 0 then
+        insert into posthorn.conversations (owner_id, kind, group_id, generation, agent_low, agent_high, created_at)
+        select distinct t.owner_id, case when t.to_agent_id is null then 'group' else 'pair' end, t.to_group_id, t.generation, t.agent_low, t.agent_high, v_now
+          from posthorn_impl.address_sends(array(select i from unnest(v_items) i where i.item = any (v_undecided)), v_now) t
+        on conflict on constraint one_conversation_per_generation_and_pair do nothing;
+        v_decided := array(
+          select d from unnest(v_decided) d where d.item <> all (v_undecided)
+          union all
+          select d from posthorn_impl.apply_sends(array(select i from unnest(v_items) i where i.item = any (v_undecided)), v_now) d);
+      end if;
+      -- rare: what crosses a cap inside this batch, one by one, in order
+      v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'contended' order by d.item);
+      for n in 1 .. cardinality(v_undecided) loop
+        v_decided := array(
+          select d from unnest(v_decided) d where d.item <> v_undecided[n]
+          union all
+          select d from posthorn_impl.apply_sends(array(select i from unnest(v_items) i where i.item = v_undecided[n]), v_now) d);
+      end loop;
 
-    -- rare: what waits for the owner
-    v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'hold' order by d.item);
-    for n in 1 .. cardinality(v_undecided) loop
-      v_decided := array(
-        select d from unnest(v_decided) d where d.item <> v_undecided[n]
-        union all
-        select posthorn_impl.hold_send(i) from unnest(v_items) i where i.item = v_undecided[n]);
-    end loop;
+      -- rare: what waits for the owner
+      v_undecided := array(select d.item from unnest(v_decided) d where d.outcome = 'hold' order by d.item);
+      for n in 1 .. cardinality(v_undecided) loop
+        v_decided := array(
+          select d from unnest(v_decided) d where d.item <> v_undecided[n]
+          union all
+          select posthorn_impl.hold_send(i) from unnest(v_items) i where i.item = v_undecided[n]);
+      end loop;
+
+      if exists (select from unnest(v_decided) d where d.outcome not in ('queued', 'held')) then
+        perform posthorn_impl.drop_claims(array(select i from unnest(v_items) i join unnest(v_decided) d on d.item = i.item where d.outcome not in ('queued', 'held')));
+      end if;
+    end if;
 
     v_answered := array(
       select row(i.owner_id, i.reply_to, 'replied', false, false)::posthorn_impl.advance
@@ -700,9 +761,6 @@ begin
       v_wakes := posthorn_impl.advance_messages(v_answered, v_now);
     end if;
 
-    if exists (select from unnest(v_decided) d where d.outcome not in ('queued', 'held')) then
-      perform posthorn_impl.drop_claims(array(select i from unnest(v_items) i join unnest(v_decided) d on d.item = i.item where d.outcome not in ('queued', 'held')));
-    end if;
     perform posthorn_impl.wake(v_wakes || array(select w from unnest(v_decided) d, unnest(d.wakes) w));
   end if;
 
