@@ -25,13 +25,13 @@ const SETTLED_ROUND = 4;
 
 const UNDISTURBED = 'sends, undisturbed';
 
-/** What is left to do. */
+/** What is left to do. Limits are asked for once, since asking for each row would take longer than all the tidying. */
 const OVERDUE = `
-  select (select count(*) from posthorn.bodies where expires_at <= posthorn_impl.clock())
-       + (select count(*) from posthorn.proposals where state = 'pending' and expires_at <= posthorn_impl.clock()) as left`;
+  select (select count(*) from posthorn.bodies where expires_at <= (select posthorn_impl.clock()))
+       + (select count(*) from posthorn.proposals where state = 'pending' and expires_at <= (select posthorn_impl.clock())) as left`;
 const OUTDATED = `
-  select (select count(*) from posthorn.messages where state not in ('held', 'queued', 'delivered') and created_at <= posthorn_impl.kept_since('receipt_days'))
-       + (select count(*) from posthorn.events where occurred_at <= posthorn_impl.kept_since('event_days')) as left`;
+  select (select count(*) from posthorn.messages where state not in ('held', 'queued', 'delivered') and created_at <= (select posthorn_impl.kept_since('receipt_days')))
+       + (select count(*) from posthorn.events where occurred_at <= (select posthorn_impl.kept_since('event_days'))) as left`;
 const JOBS = 'select count(*) as left from graphile_worker.jobs';
 
 export async function benchTidy({ isQuick }: { isQuick: boolean }): Promise<Report> {
