@@ -105,6 +105,7 @@ describe('a send with bad input names the field and stores nothing', () => {
       body: JSON.stringify(valid()),
     });
     expect(response.status).toBe(status);
+    if (response.ok) await b.ack([((await response.json()) as { id: string }).id]);
   });
 
   test('ten megabytes', async () => {
