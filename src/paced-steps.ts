@@ -4,7 +4,7 @@ import { setTimeout as wait } from 'node:timers/promises';
  * After each step the worker leaves the database this many times as long to others: without pauses, tidying takes all of
  * a core from whoever sends.
  */
-const PAUSES_PER_STEP = 3;
+const PAUSES_PER_STEP = 5;
 
 /** For tasks of every minute, in milliseconds: what is left over is there for the next run, and no two overlap. */
 export const MINUTELY_RUN_MS = 50_000;
