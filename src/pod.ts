@@ -10,6 +10,8 @@ import { readSqlFiles, schemaState } from './db/migrate.ts';
 import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { createSendLane } from './db/send-lane.ts';
+import { createEventsEndpoint } from './events/endpoint.ts';
+import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
@@ -73,7 +75,8 @@ export async function startPod(options: {
       () => false,
     );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
-  const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
+  const hub = createStreamHub(services);
+  const app = createApp({ services, log, draining: draining.signal, isReady, mcp, events: createEventsEndpoint(hub) });
   const server = app.listen(options.port, options.host);
   await new Promise<void>((resolve, reject) => server.once('listening', resolve).once('error', reject));
   const { port } = server.address() as AddressInfo;
@@ -83,6 +86,7 @@ export async function startPod(options: {
     url,
     async close() {
       draining.abort();
+      await hub.drain();
       await closeServer(server);
       await Promise.all([services.sendLane.idle(), services.receiptLane.idle()]);
       await listener.close();

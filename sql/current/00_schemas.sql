@@ -53,6 +53,7 @@ declare
     when 'renewal_not_open' then 'MHRNO'
     when 'already_decided' then 'MHADC'
     when 'expired' then 'MHEXP'
+    when 'stream_limit' then 'MHSTL'
   end;
 begin
   raise exception '%', p_code using errcode = v_sqlstate, detail = p_detail::text;

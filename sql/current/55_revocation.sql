@@ -38,6 +38,8 @@ begin
    where c.owner_id = v_actor.owner_id
      and c.connection_id = any (v_connections)
      and c.revoked_at is null;
+  -- streams of other pods look, and find their credential dead
+  perform posthorn_impl.wake_agents(v_actor.owner_id, v_agents);
   -- nobody will read what waits for its agents, and what it queued must not start any more
   v_ended := array(
     select b.message_id
