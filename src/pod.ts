@@ -13,6 +13,8 @@ import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
+import { createEventsEndpoint } from './events/endpoint.ts';
+import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
@@ -87,7 +89,8 @@ export async function startPod(options: {
       () => false,
     );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
-  const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
+  const hub = createStreamHub(services);
+  const app = createApp({ services, log, draining: draining.signal, isReady, mcp, events: createEventsEndpoint(hub) });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
@@ -107,6 +110,7 @@ export async function startPod(options: {
     url,
     async close() {
       draining.abort();
+      await hub.drain();
       await closeServer(server);
       await closeServices();
     },

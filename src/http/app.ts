@@ -21,6 +21,7 @@ interface AppOptions {
   isReady: () => Promise<boolean>;
   /** The other door at the same address. */
   mcp: Middleware;
+  events: Middleware;
 }
 
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
@@ -133,12 +134,13 @@ function serviceRoutes({ services, isReady }: AppOptions): Middleware {
   return router.routes() as unknown as Middleware;
 }
 
-function messagingRoutes({ services, draining, mcp }: AppOptions): Middleware {
+function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middleware {
   const router = new Router();
   for (const operation of OPERATIONS) {
     for (const { method, path } of operation.routes)
       router.register(BASE_PATH + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
   }
+  router.get(`${BASE_PATH}/events`, events as never);
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;
 }
