@@ -1,6 +1,8 @@
 import { isIP } from 'node:net';
 import ipaddr from 'ipaddr.js';
 
+const NO_ENTRY = 'holds an entry that is no host, host:port or network';
+
 type Network = [ipaddr.IPv4 | ipaddr.IPv6, number];
 
 /** Where requests may go besides the open internet; for private deployments and tests. */
@@ -48,7 +50,7 @@ function splitPort(entry: string): { host: string; port: number | undefined } {
   const host = bracketed ?? name;
   const port = digits === undefined ? undefined : Number(digits);
   if (host === undefined || (bracketed !== undefined && !isIP(bracketed)) || (port !== undefined && !isPort(port)))
-    throw new Error('holds an entry that is no host, host:port or network');
+    throw new Error(NO_ENTRY);
   return { host, port };
 }
 
@@ -61,15 +63,13 @@ function readNetwork(host: string): Network | undefined {
   }
   if (!host.includes('/')) return undefined;
   const [address = '', bits = ''] = host.split('/');
-  if (!isIP(address) || !/^\d+$/.test(bits) || !ipaddr.isValidCIDR(host))
-    throw new Error('holds a network that is none, such as 10.0.0.0/8');
+  if (!isIP(address) || !/^\d+$/.test(bits) || !ipaddr.isValidCIDR(host)) throw new Error(NO_ENTRY);
   return ipaddr.parseCIDR(host);
 }
 
 /** In the form in which the URL parser writes names; one that it reads as an address is written as an address. */
 function readName(host: string): string {
   const name = URL.canParse(`http://${host}`) ? new URL(`http://${host}`).hostname.replace(/\.$/, '') : '';
-  if (name === '' || isIP(name) || /[/?#@]/.test(host))
-    throw new Error('holds an entry that is no host, host:port or network');
+  if (name === '' || isIP(name) || /[/?#@*]/.test(host)) throw new Error(NO_ENTRY);
   return name;
 }

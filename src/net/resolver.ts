@@ -10,9 +10,12 @@ const TRIES = 2;
 /**
  * Asks the name servers themselves. The system's own lookup holds one of four threads, which files and every other
  * lookup of the process need too, until the slowest name server was given up: four dead names would stop a worker.
+ *
+ * @param nameServers `address:port` of each; without them the system's
  */
-export function createResolver(): Resolver {
+export function createResolver(nameServers?: string[]): Resolver {
   const servers = new NameServers({ timeout: ANSWER_MS, tries: TRIES });
+  if (nameServers) servers.setServers(nameServers);
   return async function resolvePublicName(name) {
     const answers = await Promise.allSettled([servers.resolve4(name), servers.resolve6(name)]);
     const addresses = answers.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));

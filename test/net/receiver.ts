@@ -10,12 +10,15 @@ import { vi } from 'vitest';
 
 const pem = readFileSync(join(import.meta.dirname, 'receiver.pem'), 'utf8');
 
+const authorities = tls.getCACertificates('default');
+
 /** Lets this process trust the receiver's certificate, as it trusts those of the public authorities. */
 export function trustReceiver(): void {
-  tls.setDefaultCACertificates([
-    ...tls.getCACertificates('default'),
-    /-----BEGIN CERTIFICATE[\s\S]+END CERTIFICATE-----/.exec(pem)![0],
-  ]);
+  tls.setDefaultCACertificates([...authorities, /-----BEGIN CERTIFICATE[\s\S]+END CERTIFICATE-----/.exec(pem)![0]]);
+}
+
+export function distrustReceiver(): void {
+  tls.setDefaultCACertificates(authorities);
 }
 
 export interface Receiver {
@@ -73,7 +76,7 @@ async function listen(server: net.Server): Promise<Omit<Receiver, 'requests'>> {
     port: (server.address() as AddressInfo).port,
     connections: () => count,
     async left() {
-      await Promise.all([...sockets].map((socket) => once(socket, 'close')));
+      await Promise.all([...sockets].map((socket) => new Promise((resolve) => socket.once('close', resolve))));
     },
     async close() {
       server.close();
