@@ -12,9 +12,6 @@ import { toPosthornError } from './errors.ts';
 
 export { type Context, context, ROOT_CONTEXT, SpanKind, SpanStatusCode };
 
-/** Costs next to nothing until somebody starts tracing. */
-const tracer = trace.getTracer('posthorn');
-
 interface SpanOptions {
   kind?: SpanKind;
   attributes?: Attributes;
@@ -26,7 +23,7 @@ interface SpanOptions {
 
 /**
  * Does work within a span. Spans are named by routes, operations and SQL functions, and hold nothing that anybody
- * wrote; of a failure they keep the code.
+ * wrote; of a failure they keep the code. Costs next to nothing until somebody starts tracing.
  */
 export async function inSpan<T>(
   name: string,
@@ -34,7 +31,8 @@ export async function inSpan<T>(
   work: (span: Span) => Promise<T>,
 ): Promise<T> {
   const links = others.flatMap((other) => trace.getSpanContext(other) ?? []).map((linked) => ({ context: linked }));
-  return await tracer.startActiveSpan(name, { kind, attributes, links }, parent, async (span) => {
+  // asked anew each time: a tracer stays with the collector that it had first, or with none
+  return await trace.getTracer('posthorn').startActiveSpan(name, { kind, attributes, links }, parent, async (span) => {
     try {
       return await work(span);
     } catch (error) {
