@@ -2,6 +2,7 @@ import {
   type Attributes,
   type Context,
   context,
+  INVALID_SPAN_CONTEXT,
   ROOT_CONTEXT,
   type Span,
   SpanKind,
@@ -11,6 +12,11 @@ import {
 import { toPosthornError } from './errors.ts';
 
 export { type Context, context, ROOT_CONTEXT, SpanKind, SpanStatusCode };
+
+/** Keeps nothing; what spans are while nobody traces. */
+const NO_SPAN = trace.wrapSpanContext(INVALID_SPAN_CONTEXT);
+
+let isTracing = false;
 
 interface SpanOptions {
   kind?: SpanKind;
@@ -23,13 +29,14 @@ interface SpanOptions {
 
 /**
  * Does work within a span. Spans are named by routes, operations and SQL functions, and hold nothing that anybody
- * wrote; of a failure they keep the code. Costs next to nothing until somebody starts tracing.
+ * wrote; of a failure they keep the code. Costs a call until somebody starts tracing.
  */
 export async function inSpan<T>(
   name: string,
   { kind = SpanKind.INTERNAL, attributes, parent = context.active(), others = [] }: SpanOptions,
   work: (span: Span) => Promise<T>,
 ): Promise<T> {
+  if (!isTracing) return await work(NO_SPAN);
   const links = others.flatMap((other) => trace.getSpanContext(other) ?? []).map((linked) => ({ context: linked }));
   // asked anew each time: a tracer stays with the collector that it had first, or with none
   return await trace.getTracer('posthorn').startActiveSpan(name, { kind, attributes, links }, parent, async (span) => {
@@ -72,7 +79,9 @@ export async function startTracing(env: NodeJS.ProcessEnv): Promise<() => Promis
   });
   context.setGlobalContextManager(new AsyncLocalStorageContextManager().enable());
   trace.setGlobalTracerProvider(provider);
+  isTracing = true;
   return async () => {
+    isTracing = false;
     await provider.shutdown();
     trace.disable();
     context.disable();
