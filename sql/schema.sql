@@ -32,6 +32,7 @@ create type posthorn_impl.agent_view as (
   installation text,
   created_at timestamp with time zone,
   revoked_at timestamp with time zone,
+  is_listening boolean,
   shared_group_ids uuid[]
 );
 create type posthorn_impl.connection_view as (
@@ -604,6 +605,19 @@ create policy select_outdated on posthorn.posts for select to posthorn_jobs usin
 create policy select_proved on posthorn.posts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.posts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
+create unlogged table posthorn.presence (
+  owner_id integer not null,
+  agent_id uuid not null,
+  present_until timestamp with time zone not null,
+  constraint presence_pkey PRIMARY KEY (owner_id, agent_id)
+) with (fillfactor=50); -- of posthorn_owner
+alter table posthorn.presence enable row level security;
+alter table posthorn.presence force row level security;
+create policy delete_proved on posthorn.presence for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.presence for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_proved on posthorn.presence for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.presence for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
 create table posthorn.proposal_transitions (
   from_state text not null,
   to_state text not null,
@@ -689,6 +703,26 @@ create table posthorn.server (
   constraint server_pkey PRIMARY KEY (only_one),
   constraint there_is_only_one_server CHECK (only_one)
 ); -- of posthorn_owner
+
+create unlogged table posthorn.streams (
+  owner_id integer not null,
+  stream_id uuid not null,
+  connection_id uuid not null,
+  pod_id uuid not null,
+  agent_ids uuid[] not null,
+  opened_at timestamp with time zone not null,
+  leased_until timestamp with time zone not null,
+  written_at timestamp with time zone not null,
+  constraint a_stream_has_1_to_100_agents CHECK (((cardinality(agent_ids) >= 1) AND (cardinality(agent_ids) <= 100))),
+  constraint streams_pkey PRIMARY KEY (owner_id, stream_id)
+) with (fillfactor=50); -- of posthorn_owner
+CREATE INDEX streams_by_connection ON posthorn.streams USING btree (owner_id, connection_id);
+alter table posthorn.streams enable row level security;
+alter table posthorn.streams force row level security;
+create policy delete_proved on posthorn.streams for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.streams for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_proved on posthorn.streams for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.streams for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create unlogged table posthorn.worker_heartbeats (
   worker_id text not null,
@@ -841,7 +875,7 @@ create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
-create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, pending_messages integer, pending_proposals integer, wake_number integer)
+create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, is_listening boolean, pending_messages integer, pending_proposals integer, wake_number integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id uuid, p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -850,6 +884,8 @@ create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owne
 create function posthorn_api.beat_worker(p_worker_id text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -871,6 +907,8 @@ create function posthorn_api.expire_proposals() returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.export_account(p_credential bytea) returns TABLE(kind text, content jsonb)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.inbox_snapshot(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(pending_count integer, message_ids uuid[], proposal_ids uuid[])
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
@@ -891,6 +929,8 @@ create function posthorn_api.message_status(p_credential bytea, p_message_id uui
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mint_child_connection(p_credential bytea, p_agent_id uuid, p_label text, p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.open_stream(p_credential bytea, p_stream_id uuid, p_pod_id uuid, p_agent_ids uuid[], p_succeeds uuid DEFAULT NULL::uuid) returns TABLE(agent_id uuid, wake_number integer, last_seq bigint, first_seq bigint, epoch bigint, expires_at timestamp with time zone)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_key(p_credential bytea) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_settings(p_credential bytea) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
@@ -903,6 +943,8 @@ create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_a
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.read_events(p_credentials bytea[], p_stream_ids uuid[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.recognise_server(p_limit integer) returns text
@@ -910,6 +952,8 @@ create function posthorn_api.recognise_server(p_limit integer) returns text
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[]) returns TABLE(stream_id uuid, problem text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.restore_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -963,6 +1007,8 @@ create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.epoch() returns bigint
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owner_proposals(p_owner_id integer) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
@@ -1011,6 +1057,8 @@ create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) r
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.note_presence(p_owners integer[], p_agent_ids uuid[], p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_now timestamp with time zone) returns TABLE(proposal posthorn.proposals, is_new boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.owners_after(p_owner_id integer, p_limit integer) returns integer[]
@@ -1037,6 +1085,8 @@ create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.stream_is_live(p_stream posthorn.streams, p_now timestamp with time zone) returns boolean
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
@@ -1058,6 +1108,8 @@ create function posthorn_impl.view_messages(p_owner_id integer, p_ids uuid[], p_
 create function posthorn_impl.view_proposals(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.proposal_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
@@ -1083,6 +1135,7 @@ grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
 grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.close_streams(bytea[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_admin;
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
@@ -1098,6 +1151,7 @@ grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs
 grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
+grant execute on function posthorn_api.inbox_snapshot(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
@@ -1113,6 +1167,7 @@ grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to po
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.mint_child_connection(bytea,uuid,text,bytea,timestamp with time zone) to posthorn_app;
+grant execute on function posthorn_api.open_stream(bytea,uuid,uuid,uuid[],uuid) to posthorn_app;
 grant execute on function posthorn_api.owner_key(bytea) to posthorn_admin;
 grant execute on function posthorn_api.owner_key(bytea) to posthorn_app;
 grant execute on function posthorn_api.owner_settings(bytea) to posthorn_admin;
@@ -1122,6 +1177,7 @@ grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to p
 grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
+grant execute on function posthorn_api.read_events(bytea[],uuid[],uuid[],bigint[],integer) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_admin;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
@@ -1129,6 +1185,7 @@ grant execute on function posthorn_api.recognise_server(integer) to posthorn_job
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[]) to posthorn_app;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_agent(bytea,uuid) to posthorn_admin;
@@ -1234,6 +1291,7 @@ grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to
 grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
+grant insert, select, update (present_until) on posthorn.presence to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
@@ -1245,6 +1303,7 @@ grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
 grant select, update on posthorn.server to posthorn_engine;
 grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
+grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;

@@ -1,6 +1,7 @@
 import { join } from 'node:path';
 import envPaths from 'env-paths';
 import { z } from 'zod';
+import { type AllowList, parseAllowList } from './net/allow-list.ts';
 
 const folders = envPaths('posthorn', { suffix: '' });
 
@@ -12,6 +13,19 @@ const httpUrl = z
   .url({ protocol: /^https?$/, error: 'must look like https://posthorn.example' })
   .transform((url) => url.replace(/\/+$/, ''));
 const text = z.string().min(1);
+const port = z.coerce
+  .number({ error: 'must be a port from 0 to 65535' })
+  .int('must be a port from 0 to 65535')
+  .min(0, 'must be a port from 0 to 65535')
+  .max(65_535, 'must be a port from 0 to 65535');
+const allowList = z.string().transform((value, context) => {
+  try {
+    return parseAllowList(value);
+  } catch (error) {
+    context.addIssue((error as Error).message);
+    return z.NEVER;
+  }
+});
 
 interface Setting {
   /** Whose it is: a process that serves, or a command that talks to one. */
@@ -50,14 +64,15 @@ export const SETTINGS = {
   },
   POSTHORN_PORT: {
     of: 'server',
-    schema: z.coerce
-      .number({ error: 'must be a port from 0 to 65535' })
-      .int('must be a port from 0 to 65535')
-      .min(0, 'must be a port from 0 to 65535')
-      .max(65_535, 'must be a port from 0 to 65535')
-      .default(7070),
+    schema: port.default(7070),
     standard: '`7070`',
     about: 'The port to listen on; 0 takes a free one.',
+  },
+  POSTHORN_METRICS_PORT: {
+    of: 'server',
+    schema: port.optional(),
+    standard: 'not served',
+    about: 'The port for Prometheus: `GET /metrics`, at `POSTHORN_HOST`, of `serve`, `worker` and `start`.',
   },
   POSTHORN_DATA_DIR: {
     of: 'server',
@@ -70,6 +85,13 @@ export const SETTINGS = {
     schema: text.optional(),
     standard: '`keyring.json` in `POSTHORN_DATA_DIR`, made by the first `start`',
     about: 'The key ring: its JSON, or the path of a file that holds it. Every process that serves needs the same.',
+  },
+  POSTHORN_WEBHOOK_ALLOW: {
+    of: 'server',
+    schema: allowList.prefault(''),
+    standard: 'none',
+    about:
+      'Where webhooks may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
   },
   POSTHORN_URL: {
     of: 'client',
@@ -108,8 +130,10 @@ export interface Config {
   publicUrl: string | undefined;
   host: string;
   port: number;
+  metricsPort: number | undefined;
   dataDirectory: string;
   keyRing: string | undefined;
+  webhookAllow: AllowList;
   client: {
     url: string | undefined;
     token: string | undefined;
@@ -138,8 +162,10 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     publicUrl: read('POSTHORN_PUBLIC_URL'),
     host: read('POSTHORN_HOST'),
     port: read('POSTHORN_PORT'),
+    metricsPort: read('POSTHORN_METRICS_PORT'),
     dataDirectory: read('POSTHORN_DATA_DIR'),
     keyRing: read('POSTHORN_KEYRING'),
+    webhookAllow: read('POSTHORN_WEBHOOK_ALLOW'),
     client: {
       url: read('POSTHORN_URL'),
       token: read('POSTHORN_TOKEN'),

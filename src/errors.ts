@@ -67,6 +67,7 @@ export const ERRORS = {
     message: 'The body looks like it holds a secret; nothing was stored.',
   },
   rate_limited: { status: 429, retryable: true, message: 'The collaboration has used its posts of this minute.' },
+  stream_limit: { status: 429, retryable: true, message: 'This connection holds as many event streams as it may.' },
   unavailable: { status: 503, retryable: true, message: 'The service cannot answer now; nothing is lost.' },
 } as const satisfies Record<string, { status: number; retryable: boolean; message: string }>;
 
@@ -95,6 +96,7 @@ export const SQLSTATES: Record<string, ErrorCode> = {
   MHADC: 'already_decided',
   MHEXP: 'expired',
   MHUNV: 'unavailable',
+  MHSTL: 'stream_limit',
 };
 
 /** Facts for the caller beside the code, such as `fields` or `retry_after`; never content. */

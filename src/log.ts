@@ -22,7 +22,18 @@ export function createLog(level: 'debug' | 'info' | 'warn' = 'info'): Logger {
   );
 }
 
-const SECRET_FIELDS = ['authorization', 'body', 'credential', 'label', 'password', 'payload', 'purpose', 'token'];
+const SECRET_FIELDS = [
+  'authHeader',
+  'authorization',
+  'body',
+  'credential',
+  'label',
+  'password',
+  'payload',
+  'purpose',
+  'secret',
+  'token',
+];
 
 /**
  * What went wrong and where, without its message: those of parsers and of the database may quote what somebody wrote.

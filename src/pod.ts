@@ -13,8 +13,11 @@ import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
+import { createEventsEndpoint } from './events/endpoint.ts';
+import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
+import { metrics, showPool } from './metrics.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
 
@@ -53,6 +56,8 @@ export async function startPod(options: {
   if (!role) log.warn('The pooler passes no role on, so this pod runs as its login. Log in as posthorn_app instead.');
   const pool = createPool({ url: options.databaseUrl, role, max: POOL_SIZE });
   const lanePool = createPool({ url: options.databaseUrl, role, max: LANE_POOL_SIZE });
+  showPool('requests', pool);
+  showPool('lanes', lanePool);
   const endPools = () => Promise.all([pool.end(), lanePool.end()]);
   const recognise = async () => {
     if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
@@ -67,6 +72,8 @@ export async function startPod(options: {
   const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
   const listener = createListener(options.listenUrl, (isListening) => {
     log.info({ isListening }, 'listener');
+    metrics.listening.set(isListening ? 1 : 0);
+    if (isListening) metrics.listenerConnects.inc();
     // behind a connection that was lost there may be another database now
     if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
   });
@@ -87,7 +94,8 @@ export async function startPod(options: {
       () => false,
     );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
-  const app = createApp({ services, log, draining: draining.signal, isReady, mcp });
+  const hub = createStreamHub(services);
+  const app = createApp({ services, log, draining: draining.signal, isReady, mcp, events: createEventsEndpoint(hub) });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
@@ -107,6 +115,7 @@ export async function startPod(options: {
     url,
     async close() {
       draining.abort();
+      await hub.drain();
       await closeServer(server);
       await closeServices();
     },

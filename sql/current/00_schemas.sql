@@ -54,6 +54,7 @@ declare
     when 'already_decided' then 'MHADC'
     when 'expired' then 'MHEXP'
     when 'unavailable' then 'MHUNV'
+    when 'stream_limit' then 'MHSTL'
   end;
 begin
   raise exception '%', p_code using errcode = v_sqlstate, detail = p_detail::text;

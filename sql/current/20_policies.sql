@@ -9,7 +9,7 @@ declare
   v_proved constant text := '(owner_id = any ((select posthorn_impl.proved_owners())::int[])) is true';
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
-    'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'];
+    'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop
@@ -46,6 +46,9 @@ grant select, insert on
   posthorn.owners, posthorn.owner_keys, posthorn.connections, posthorn.agents, posthorn.mailboxes, posthorn.groups, posthorn.group_counters,
   posthorn.members, posthorn.conversations, posthorn.proposals, posthorn.posts, posthorn.messages, posthorn.held_bodies, posthorn.bodies, posthorn.events, posthorn.idempotency_keys,
   posthorn.audit_entries to posthorn_engine;
+grant select, insert on posthorn.streams, posthorn.presence to posthorn_engine;
+grant update (leased_until, written_at), delete on posthorn.streams to posthorn_engine;
+grant update (present_until) on posthorn.presence to posthorn_engine;
 grant delete on posthorn.owner_keys, posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
 grant update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
 grant update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;

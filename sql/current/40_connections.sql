@@ -201,6 +201,11 @@ begin
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
+  -- streams under the old credential end
+  perform posthorn_impl.wake_agents(v_actor.owner_id, array(
+    select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id and a.connection_id = p_connection_id
+     union
+    select c.agent_id from posthorn.connections c where c.owner_id = v_actor.owner_id and c.connection_id = p_connection_id and c.agent_id is not null));
   perform posthorn_impl.record_act(v_actor, 'connection.rotate', p_connection_id, v_now);
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
 end $$;

@@ -11,6 +11,7 @@ create type posthorn_impl.agent_view as (
   installation text,
   created_at timestamptz,
   revoked_at timestamptz,
+  is_listening boolean,
   shared_group_ids uuid[]
 );
 
@@ -26,6 +27,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
+         exists (select from posthorn.presence p where p.owner_id = p_owner_id and p.agent_id = a.agent_id and p.present_until > p_now),
          array(
            select mine.group_id
              from posthorn.members mine
@@ -165,6 +167,8 @@ create function posthorn_api.agent_status(
   enabled boolean,
   agent_id uuid,
   discoverable_agents int,
+  live_peers int,
+  is_listening boolean,
   pending_messages int,
   pending_proposals int,
   wake_number int
@@ -187,6 +191,11 @@ begin
   select v_me.problem is distinct from 'owner_suspended',
          v_me.agent_id,
          (select count(*)::int from posthorn.agents a where a.owner_id = v_me.owner_id and a.revoked_at is null and a.agent_id is distinct from v_me.agent_id),
+         (select count(*)::int
+            from posthorn.presence p
+            join posthorn.agents a on a.owner_id = v_me.owner_id and a.agent_id = p.agent_id and a.revoked_at is null
+           where p.owner_id = v_me.owner_id and p.present_until > v_now and p.agent_id is distinct from v_me.agent_id),
+         exists (select from posthorn.presence p where p.owner_id = v_me.owner_id and p.agent_id = v_me.agent_id and p.present_until > v_now),
          coalesce(posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), 0),
          (select count(*)::int
             from posthorn.proposals p
@@ -256,6 +265,7 @@ begin
   if not found then
     return;
   end if;
+  perform posthorn_impl.wake_agents(p_actor.owner_id, array[p_agent_id]); -- its streams end
   delete from posthorn.members m where m.owner_id = p_actor.owner_id and m.agent_id = p_agent_id;
   perform posthorn_impl.record_act(p_actor, 'agent.revoke', p_agent_id, v_now, p_agent_id);
   perform posthorn_impl.close_groups(p_actor, v_lonely, v_now);

@@ -32,6 +32,8 @@ begin
     union
     select c.agent_id from posthorn.connections c where c.owner_id = v_actor.owner_id and c.connection_id = any (v_connections) and c.agent_id is not null);
   v_groups := posthorn_impl.lock_groups_of(v_actor.owner_id, v_agents);
+  -- streams of other pods look, and find their credential dead
+  perform posthorn_impl.wake_agents(v_actor.owner_id, v_agents);
   -- nobody will read what waits for its agents, and what it queued must not start any more
   v_ended := array(
     select b.message_id

@@ -72,6 +72,20 @@ begin
 end $$;
 comment on function posthorn_impl.wake(int[]) is 'Tells every pod that these mailboxes changed: one notification for a whole batch.';
 
+create function posthorn_impl.wake_agents(
+  p_owner_id int,
+  p_agent_ids uuid[]
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthorn_impl.wake(array(select b.wake_number from posthorn.mailboxes b where b.owner_id = p_owner_id and b.agent_id = any (p_agent_ids)));
+end $$;
+comment on function posthorn_impl.wake_agents(int, uuid[]) is 'Makes every pod look at these agents, though their mail did not change.';
+
 create type posthorn_impl.advance as (
   owner_id int,
   message_id uuid,

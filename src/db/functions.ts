@@ -21,6 +21,7 @@ export interface AgentView {
   installation: string;
   createdAt: Date;
   revokedAt: Date | null;
+  isListening: boolean;
   sharedGroupIds: string[];
 }
 
@@ -129,6 +130,8 @@ export interface AgentStatusRow {
   enabled: boolean;
   agentId: string | null;
   discoverableAgents: number;
+  livePeers: number;
+  isListening: boolean;
   pendingMessages: number;
   pendingProposals: number;
   wakeNumber: number | null;
@@ -139,7 +142,7 @@ export async function agentStatus(db: Queryable, p: { credential: Buffer; agentI
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.pending_messages as "pendingMessages", f.pending_proposals as "pendingProposals", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
+  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.live_peers as "livePeers", f.is_listening as "isListening", f.pending_messages as "pendingMessages", f.pending_proposals as "pendingProposals", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
   return rows;
 }
 
@@ -196,6 +199,15 @@ export async function changeOwnerSettings(db: Queryable, p: { credential: Buffer
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.automatic_approval as "automaticApproval", f.sensitive_content_check as "sensitiveContentCheck", f.created_at as "createdAt" from posthorn_api.change_owner_settings(${names}) f`, values);
   return rows;
+}
+
+/** Gives slots back as soon as their streams are gone. */
+export async function closeStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[] }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credentials', 'bytea[]', p.credentials],
+    ['p_stream_ids', 'uuid[]', p.streamIds],
+  ]);
+  await db.query(`select true from posthorn_api.close_streams(${names}) f`, values);
 }
 
 /** The owner lets 2 to 16 agents talk, for a duration in hours. */
@@ -300,6 +312,21 @@ export async function exportAccount(db: Queryable, p: { credential: Buffer }): P
   return rows;
 }
 
+export interface InboxSnapshotRow {
+  pendingCount: number;
+  messageIds: string[];
+  proposalIds: string[];
+}
+/** What a stream without a past begins with: how much mail waits, up to 100 of its ids, and undecided requests. */
+export async function inboxSnapshot(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<InboxSnapshotRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshot(${names}) f`, values);
+  return rows;
+}
+
 /** Lets a denied member set ask again before its 24 hours are over. */
 export async function liftDenial(db: Queryable, p: { credential: Buffer; proposalId: string }): Promise<ProposalView> {
   const { names, values } = bind([
@@ -318,7 +345,7 @@ export async function listAgents(db: Queryable, p: { credential: Buffer; agentId
     ['p_after', 'uuid', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
   return rows;
 }
 
@@ -350,7 +377,7 @@ export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }):
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
@@ -408,6 +435,27 @@ export async function mintChildConnection(db: Queryable, p: { credential: Buffer
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.mint_child_connection(${names}) f`, values);
   return rows[0];
+}
+
+export interface OpenStreamRow {
+  agentId: string;
+  wakeNumber: number;
+  lastSeq: number;
+  firstSeq: number;
+  epoch: number;
+  expiresAt: Date | null;
+}
+/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
+export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_stream_id', 'uuid', p.streamId],
+    ['p_pod_id', 'uuid', p.podId],
+    ['p_agent_ids', 'uuid[]', p.agentIds],
+    ['p_succeeds', 'uuid', p.succeeds],
+  ]);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.wake_number as "wakeNumber", f.last_seq as "lastSeq", f.first_seq as "firstSeq", f.epoch, f.expires_at as "expiresAt" from posthorn_api.open_stream(${names}) f`, values);
+  return rows;
 }
 
 export interface OwnerKeyRow {
@@ -510,6 +558,32 @@ export async function proposeCollaboration(db: Queryable, p: { credential: Buffe
   return rows;
 }
 
+export interface ReadEventsRow {
+  item: number;
+  problem: string | null;
+  seq: number | null;
+  kind: string | null;
+  subjectId: string | null;
+  state: string | null;
+  occurredAt: Date | null;
+  groupId: string | null;
+  conversationId: string | null;
+  messageIds: string[] | null;
+  pendingCount: number | null;
+}
+/** The next events of many agents' logs, each after its sequence number; for a stream also whether it must end. One row with a null seq where there is nothing. */
+export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
+  const { names, values } = bind([
+    ['p_credentials', 'bytea[]', p.credentials],
+    ['p_stream_ids', 'uuid[]', p.streamIds],
+    ['p_agent_ids', 'uuid[]', p.agentIds],
+    ['p_after', 'int8[]', p.after],
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount" from posthorn_api.read_events(${names}) f`, values);
+  return rows;
+}
+
 export interface ReadInboxRow {
   ownerId: string;
   seq: number;
@@ -566,7 +640,7 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
     ['p_runtime', 'text', p.runtime],
     ['p_runtime_version', 'text', p.runtimeVersion],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -581,13 +655,28 @@ export async function renewGroup(db: Queryable, p: { credential: Buffer; groupId
   return rows[0];
 }
 
+export interface RenewStreamsRow {
+  streamId: string;
+  problem: string | null;
+}
+/** Renews the leases of a pod's streams and the presence of their agents, in one statement an interval; answers which must end. */
+export async function renewStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; written: (boolean | null)[] }): Promise<RenewStreamsRow[]> {
+  const { names, values } = bind([
+    ['p_credentials', 'bytea[]', p.credentials],
+    ['p_stream_ids', 'uuid[]', p.streamIds],
+    ['p_written', 'bool[]', p.written],
+  ]);
+  const { rows } = await db.query(`select f.stream_id as "streamId", f.problem from posthorn_api.renew_streams(${names}) f`, values);
+  return rows;
+}
+
 /** The owner lifts a revocation; the agent joins no group by itself. */
 export async function restoreAgent(db: Queryable, p: { credential: Buffer; agentId: string }): Promise<AgentView> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -597,7 +686,7 @@ export async function revokeAgent(db: Queryable, p: { credential: Buffer; agentI
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
   return rows[0];
 }
 

@@ -6,6 +6,7 @@ import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
+import { inSpan } from '../tracing.ts';
 
 /** The endpoint of an operation. */
 export function operationRoute(operation: Operation, services: Services, draining: AbortSignal): Middleware {
@@ -35,7 +36,7 @@ export function operationRoute(operation: Operation, services: Services, drainin
     };
     try {
       const input = await readInput(ctx, bearer.credential);
-      const output = await operation.run(services, caller, input);
+      const output = await inSpan(operation.name, {}, () => operation.run(services, caller, input));
       services.credentialUse.note(bearer.credential);
       ctx.status = operation.status?.(output) ?? 200;
       ctx.body = output;

@@ -42,11 +42,11 @@ export const status = defineOperation({
       enabled: row!.enabled,
       granted: true,
       agent_id: row!.agentId,
-      live_peers: 0,
+      live_peers: row!.livePeers,
       discoverable_agents: row!.discoverableAgents,
       pending_messages: row!.pendingMessages,
       pending_proposals: row!.pendingProposals,
-      presence_kind: null,
+      presence_kind: row!.isListening ? ('events' as const) : null,
       webhook: null,
       owner_url: `${publicUrl}/owner`,
     };

@@ -8,6 +8,7 @@ import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
+import { watchLog } from './log-lines.ts';
 
 /** What an HTTP call answered. */
 export interface Answer {
@@ -54,6 +55,7 @@ export async function startPosthorn(options: { pods?: number; publicUrl?: string
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });
   let lines = '';
+  watchLog(() => lines);
   const log = pino(
     new Writable({
       write(chunk, _encoding, done) {
