@@ -1,24 +1,34 @@
 import type { Context, Middleware } from 'koa';
 import { z } from 'zod';
+import { authenticate } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
+import type { Services } from '../operations/operation.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
+import { SseOutlet, STREAM_HEADERS } from './sse-outlet.ts';
 import type { StreamHub } from './stream-hub.ts';
 
 const MAX_AGENTS = 100;
 
 /** GET /messaging/v1/events: server-sent events of one or several agents of the connection. */
-export function createEventsEndpoint(hub: StreamHub): Middleware {
+export function createEventsEndpoint({ pool }: Services, hub: StreamHub): Middleware {
   return async function events(ctx) {
-    const bearer = readBearer(ctx.req);
-    if (!bearer) throw new PosthornError('unauthorized');
-    if (ctx.method === 'HEAD') {
-      ctx.type = 'text/event-stream';
-      ctx.status = 200;
+    if (ctx.method === 'OPTIONS') {
+      ctx.set('Allow', 'GET, HEAD, OPTIONS');
+      ctx.status = 204;
       return;
     }
+    const bearer = readBearer(ctx.req);
+    if (!bearer) throw new PosthornError('unauthorized');
     const { agentIds, lastEventId } = readQuery(ctx);
     try {
-      await hub.open({ credential: bearer.credential, agentIds, lastEventId, response: ctx.res });
+      if (ctx.method === 'HEAD') {
+        // what GET would say of the caller, without taking a slot
+        await authenticate(pool, { credential: bearer.credential });
+        ctx.set(STREAM_HEADERS);
+        ctx.status = 200;
+        return;
+      }
+      await hub.open({ credential: bearer.credential, agentIds, lastEventId, outlet: new SseOutlet(ctx.res) });
       ctx.respond = false; // the response belongs to the stream now
     } catch (error) {
       throw namedForDevice(error, bearer);

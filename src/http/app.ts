@@ -107,7 +107,9 @@ function serviceRoutes({ services, isReady }: AppOptions): Middleware {
   router.get('/readyz', async (ctx) => {
     const ready = await isReady();
     if (!ready) throw new PosthornError('unavailable', { retry_after: 1 });
-    ctx.body = { status: 'ready', listening: services.listener.isListening() };
+    // ready all the same: without notifications readers look every few seconds
+    const { listener } = services;
+    ctx.body = { status: 'ready', listening: listener.isListening(), listener_problem: listener.problem() };
   });
   router.get('/openapi.json', (ctx) => {
     ctx.body = openApiDocument(services.publicUrl);
@@ -140,7 +142,7 @@ function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middl
     for (const { method, path } of operation.routes)
       router.register(BASE_PATH + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
   }
-  router.get(`${BASE_PATH}/events`, events as never);
+  router.register(`${BASE_PATH}/events`, ['get', 'head', 'options'], events as never);
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;
 }
