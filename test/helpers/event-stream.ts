@@ -31,6 +31,7 @@ export async function openStream(url: string, token: string, path: string, lastE
   });
   outgoing.end();
   const [response] = (await once(outgoing, 'response')) as [IncomingMessage];
+  outgoing.on('error', () => {}); // a server that dies
   const events: StreamEvent[] = [];
   const waiting = new Set<() => void>();
   let rest = '';
