@@ -92,7 +92,7 @@ test(`${EVENTS} events through kills and late commits: every stream sees each on
   const writer = async () => {
     while (next < POSTS) {
       const index = next++;
-      await postUntilAnswered(agents[index % AGENTS]!, groupId, `post-${index}`, urls);
+      await postUntilAnswered(agents[index % AGENTS]!, groupId, index, urls);
     }
   };
   await Promise.all(Array.from({ length: WRITERS }, writer));
@@ -184,9 +184,9 @@ async function killInTurn(urls: string[], isDone: () => boolean) {
 }
 
 /** Tries the pods in turn with one key, until there is a receipt. */
-async function postUntilAnswered(agent: Agent, groupId: string, key: string, urls: string[]): Promise<void> {
-  const body = { agent_id: agent.id, group_id: groupId, body: key, idempotency_key: key };
-  for (let attempt = 0; ; attempt++) {
+async function postUntilAnswered(agent: Agent, groupId: string, index: number, urls: string[]): Promise<void> {
+  const body = { agent_id: agent.id, group_id: groupId, body: 'words', idempotency_key: `post-${index}` };
+  for (let attempt = index; ; attempt++) {
     const url = urls[attempt % urls.length]!;
     const answer = await callHttp(url, agent.token, 'POST', '/messaging/v1/send', body).catch(() => null);
     if (answer && answer.status < 300) return;

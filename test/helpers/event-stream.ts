@@ -18,6 +18,8 @@ export interface TestStream {
   /** Resolves when the server has ended the stream. */
   ended: Promise<void>;
   close(): void;
+  /** Leaves by a reset, as a client that is killed with data unread. */
+  reset(): void;
 }
 
 /** A reader of server-sent events over a plain socket. */
@@ -68,6 +70,7 @@ export async function openStream(url: string, token: string, path: string, lastE
         check();
       }),
     close: () => outgoing.destroy(),
+    reset: () => response.socket.resetAndDestroy(),
   };
 }
 

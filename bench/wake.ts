@@ -1,0 +1,152 @@
+// From the commit of a send to the event in its reader, next to what the database itself needs: from the commit of a bare
+// NOTIFY to the notification in a bare listener.
+import { randomBytes } from 'node:crypto';
+import pg from 'pg';
+import { makeId } from '../src/crypto/ids.ts';
+import { makeKeyRing, serializeKeyRing } from '../src/crypto/key-ring.ts';
+import { sendMessages } from '../src/db/functions.ts';
+import { openStream } from '../test/helpers/event-stream.ts';
+import { describeMachine } from './machine.ts';
+import { startPodProcess } from './processes.ts';
+import { type Case, type Measurement, median, type Report, runRounds } from './rounds.ts';
+import { actAsPod, startBenchServer } from './server.ts';
+import { type Sender, seedTenants } from './tenants.ts';
+
+const FULL = { rounds: 5, wakes: 300 };
+const QUICK = { rounds: 1, wakes: 10 };
+/** The bar of the contract, at the median. */
+const AT_MOST = 2;
+const SEALED_BYTES = 1024 + 29;
+
+export async function benchWake({ isQuick }: { isQuick: boolean }): Promise<Report> {
+  const size = isQuick ? QUICK : FULL;
+  const server = await startBenchServer();
+  const closers = [() => server.stop()];
+  try {
+    const keyRing = makeKeyRing();
+    const url = await server.makeDatabase('wake');
+    const senders = await seedTenants(url, 2, keyRing);
+    const pod = await startPodProcess(url, serializeKeyRing(keyRing));
+    const bare = await openBareListener(url);
+    const reader = await openReader(pod.url, senders);
+    const client = new pg.Client({ connectionString: actAsPod(url) });
+    await client.connect();
+    closers.unshift(
+      () => client.end(),
+      bare.end,
+      async () => reader.close(),
+      pod.stop,
+    );
+
+    const bareCommit = async () => {
+      await client.query('begin');
+      await client.query(`select pg_notify('bench', '')`);
+      return await timed(() => client.query('commit'), bare.heard());
+    };
+    const sendCommit = async () => {
+      await client.query('begin');
+      await send(client, senders);
+      return await timed(() => client.query('commit'), reader.heard());
+    };
+    const cases = [
+      ...latencyCases('a bare NOTIFY', bareCommit, size.wakes),
+      ...latencyCases('posthorn', sendCommit, size.wakes),
+    ];
+    cases.find(({ name }) => name === 'commit to reader, median: posthorn')!.peers = [
+      { name: 'commit to reader, median: a bare NOTIFY', atMost: AT_MOST },
+    ];
+    cases.find(({ name }) => name === 'commit to reader, 99th of 100: posthorn')!.peers = [
+      { name: 'commit to reader, 99th of 100: a bare NOTIFY' },
+    ];
+    for (let warm = 0; warm < size.wakes / 3; warm++) {
+      await bareCommit();
+      await sendCommit();
+    }
+    const results = await runRounds(cases, size.rounds, () => server.checkpoint());
+    return { machine: await describeMachine(url, server.directory), results };
+  } finally {
+    for (const close of closers) await close();
+  }
+}
+
+/** The median, and the 99th percentile of the same run. */
+function latencyCases(whose: string, once: () => Promise<number>, wakes: number): Case[] {
+  let sorted: number[] = [];
+  return [
+    {
+      name: `commit to reader, median: ${whose}`,
+      unit: 'ms',
+      async measure(): Promise<Measurement> {
+        sorted = [];
+        for (let wake = 0; wake < wakes; wake++) sorted.push(await once());
+        sorted.sort((a, b) => a - b);
+        return { figure: median(sorted) };
+      },
+    },
+    {
+      name: `commit to reader, 99th of 100: ${whose}`,
+      unit: 'ms',
+      measure: async () => ({ figure: sorted[Math.ceil(sorted.length * 0.99) - 1]! }),
+    },
+  ];
+}
+
+/** From the moment when the commit is asked for until the reader has heard, in milliseconds. */
+async function timed(commit: () => Promise<unknown>, heard: Promise<number>): Promise<number> {
+  const startedAt = performance.now();
+  const [at] = await Promise.all([heard, commit()]);
+  return at - startedAt;
+}
+
+async function openBareListener(url: string) {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  await client.query('listen bench');
+  return {
+    heard: () => new Promise<number>((resolve) => client.once('notification', () => resolve(performance.now()))),
+    end: () => client.end(),
+  };
+}
+
+/** A reader of the mail that the first agent gets. */
+async function openReader(url: string, [, recipient]: Sender[]) {
+  const { agentId, credential } = recipient!;
+  const stream = await openStream(url, credential, `/messaging/v1/events?agent_id=${agentId}`);
+  await stream.until((events) => events.length > 0);
+  return {
+    async heard() {
+      const count = stream.events.length;
+      await stream.until((events) => events.length > count);
+      return performance.now();
+    },
+    close: () => stream.close(),
+  };
+}
+
+async function send(client: pg.Client, [sender, recipient]: Sender[]): Promise<void> {
+  const { credentialHash, agentId, groupId } = sender!;
+  const to = recipient!.agentId;
+  const [outcome] = await sendMessages(client, {
+    credentials: [credentialHash],
+    agentIds: [agentId],
+    keys: [makeId()],
+    fingerprints: [randomBytes(32)],
+    recipientAgentIds: [to],
+    groupIds: [groupId],
+    conversationIds: [null],
+    repliesTo: [null],
+    purposes: [null],
+    names: [null],
+    durationsHours: [null],
+    sensitive: [false],
+    plannedGroupIds: [groupId],
+    plannedGenerations: [1],
+    holdIds: [null],
+    postIds: [null],
+    copyItems: [1],
+    copyRecipients: [to],
+    copyMessageIds: [makeId()],
+    copyCiphertexts: [randomBytes(SEALED_BYTES)],
+  });
+  if (outcome?.outcome !== 'queued') throw new Error(`a send was ${outcome?.outcome}`);
+}
