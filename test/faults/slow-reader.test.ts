@@ -11,6 +11,8 @@ import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthor
 // second test as long as one likes; 10,000 is its full form.
 const CYCLES = Number(process.env.POSTHORN_TEST_STREAM_CYCLES ?? 600);
 const AT_ONCE = 6;
+/** Far above what a send takes on a busy machine, far below what a reader would wait for one that is cut after 30 s. */
+const SOON_MS = 5_000;
 /** More than the kernel's buffers of both ends of a connection and ours hold: 13 MB. */
 const BACKLOG = 60_000;
 
@@ -52,9 +54,11 @@ test('a reader that takes nothing is cut at its bound, delays nobody, and resume
   const socket = connect(Number(port), '127.0.0.1');
   let text = '';
   socket.setEncoding('latin1').on('data', (chunk) => {
+    if (!text.includes('event: snapshot')) socket.pause();
     text += chunk;
-    if (text.includes('event: snapshot')) socket.pause();
   });
+  const closed = new Promise((resolve) => socket.once('close', resolve));
+  socket.on('error', () => {});
   socket.write(`GET ${path(slow)} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer ${slow.token}\r\n\r\n`);
   await expect.poll(() => socket.isPaused()).toBe(true);
   const fast = await open(other);
@@ -73,12 +77,12 @@ test('a reader that takes nothing is cut at its bound, delays nobody, and resume
     await fast.until((events) => events.filter(({ event }) => event === 'messaging.pending').length === told);
     latencies.push(performance.now() - startedAt);
   } while (told < 20 && (await streams()) !== 0);
-  expect(Math.max(...latencies)).toBeLessThan(1_000);
+  expect(Math.max(...latencies)).toBeLessThan(SOON_MS);
   await expect.poll(streams, { timeout: 40_000 }).toBe(0);
 
   // what was on its way arrives, if anybody still reads
   socket.resume();
-  await new Promise((resolve) => socket.once('close', resolve));
+  await closed;
   const blocks = text.split('\n\n').slice(0, -1);
   const last = blocks.map((block) => /^id: (.+)$/m.exec(block)?.[1]).findLast((id) => id !== undefined)!;
   const heard = blocks.flatMap((block) => /"type":"wakeup.due".*"id":"([^"]+)"/.exec(block)?.[1] ?? []);
@@ -108,6 +112,7 @@ test(`${CYCLES} readers that come and go, by close, reset, HEAD and refusal, lea
   async function cycle(agent: TestAgent, number: number): Promise<void> {
     if (number % 4 === 3) return await askForHead(agent);
     const stream = await open(agent);
+    if (stream.status === 429) return await stream.ended; // those before are not quite gone
     await stream.until((events) => events.length > 0);
     if (number % 4 === 0) stream.reset();
     else stream.close();
