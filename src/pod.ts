@@ -13,9 +13,9 @@ import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
-import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
+import { eventStreamRoute } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
@@ -100,15 +100,15 @@ export async function startPod(options: {
       (state) => state === 'current' || state === 'ahead',
       () => false,
     );
-  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
+  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal, hub });
   const app = createApp({
     services,
     log,
     draining: draining.signal,
     isReady,
     mcp,
-    events: createEventsEndpoint(services, hub),
+    events: eventStreamRoute(services, hub),
   });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);

@@ -31,12 +31,16 @@ export type CloseReason = 'revoked' | 'expired' | 'replaced' | 'slow' | 'drainin
 /** Where the events of a stream go. */
 export interface Outlet {
   begin(): void;
-  /** Writes what is already in the format of server-sent events. */
-  write(text: string): void;
-  /** One event of this stream alone, with an id. */
-  event(id: string, name: string, data: object): void;
-  /** One without: it is not in the log. */
-  signal(name: string, data: object): void;
+  /**
+   * Writes an event of a log.
+   *
+   * @param text the whole of it, in the format of server-sent events
+   */
+  write(text: string, agentId: string, kind: string): void;
+  /** Says where a stream without a past begins. */
+  snapshot(id: string, agents: InboxSnapshot[]): void;
+  /** Says that what came before is not known any more. */
+  reset(): void;
   /** Says that the stream lives; answers whether its reader took anything since the last time. */
   beat(): boolean;
   /** Bytes that the reader has not taken. */
@@ -47,6 +51,13 @@ export interface Outlet {
   drained(): Promise<void>;
   /** Says why, and how soon to come back, and ends. */
   end(reason: CloseReason, retryMs: number): void;
+}
+
+export interface InboxSnapshot {
+  agent_id: string;
+  pending_count: number;
+  message_ids: string[];
+  proposal_ids: string[];
 }
 
 export interface StreamHub {
@@ -156,8 +167,8 @@ export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: L
       outlet.onGone(() => forget(stream));
       if (outlet.isGone) return forget(stream);
       outlet.begin();
-      if (lastEventId !== undefined && !isResumed) outlet.signal('reset', {});
-      if (snapshot) outlet.event(idOf(stream), 'snapshot', snapshot);
+      if (lastEventId !== undefined && !isResumed) outlet.reset();
+      if (snapshot) outlet.snapshot(idOf(stream), snapshot);
       watchExpiry(stream);
     } catch (error) {
       forget(stream);
@@ -179,19 +190,18 @@ export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: L
     epoch = current;
   }
 
-  async function takeSnapshot(stream: Stream): Promise<object> {
+  async function takeSnapshot(stream: Stream): Promise<InboxSnapshot[]> {
     const rows = await inboxSnapshots(pool, {
       credential: credentialOf(stream),
       agentIds: stream.feeds.map(({ agentId }) => agentId),
     });
     stream.seqs = rows.map(({ lastSeq }) => lastSeq);
-    const agents = rows.map((row) => ({
+    return rows.map((row) => ({
       agent_id: row.agentId,
       pending_count: row.pendingCount,
       message_ids: row.messageIds,
       proposal_ids: row.proposalIds,
     }));
-    return agents.length === 1 ? agents[0]! : { agents };
   }
 
   /**
@@ -227,9 +237,9 @@ export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: L
     stream.seqs[index] = event.seq;
     if (stream.feeds.length === 1) {
       event.withPlace ??= `${placeOf(stream)}\n${event.lines}`;
-      stream.outlet.write(`id: ${stream.idPart}${event.withPlace}`);
+      stream.outlet.write(`id: ${stream.idPart}${event.withPlace}`, feed.agentId, event.kind);
     } else {
-      stream.outlet.write(`id: ${idOf(stream)}\n${event.lines}`);
+      stream.outlet.write(`id: ${idOf(stream)}\n${event.lines}`, feed.agentId, event.kind);
     }
     if (stream.outlet.waiting > MAX_WAITING_BYTES) close(stream, 'slow');
   }

@@ -2,15 +2,15 @@ import type { Context, Middleware } from 'koa';
 import { z } from 'zod';
 import { authenticate } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
+import type { StreamHub } from '../events/stream-hub.ts';
 import type { Services } from '../operations/operation.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
 import { SseOutlet, STREAM_HEADERS } from './sse-outlet.ts';
-import type { StreamHub } from './stream-hub.ts';
 
 const MAX_AGENTS = 100;
 
 /** GET /messaging/v1/events: server-sent events of one or several agents of the connection. */
-export function createEventsEndpoint({ pool }: Services, hub: StreamHub): Middleware {
+export function eventStreamRoute({ pool }: Services, hub: StreamHub): Middleware {
   return async function events(ctx) {
     if (ctx.method === 'OPTIONS') {
       ctx.set('Allow', 'GET, HEAD, OPTIONS');

@@ -1,5 +1,5 @@
 import type { ServerResponse } from 'node:http';
-import type { CloseReason, Outlet } from './stream-hub.ts';
+import type { CloseReason, InboxSnapshot, Outlet } from '../events/stream-hub.ts';
 
 /** How long a reader may take to read the farewell, in milliseconds. */
 const LINGER_MS = 5_000;
@@ -32,12 +32,13 @@ export class SseOutlet implements Outlet {
     this.#response.write(text, 'latin1');
   }
 
-  event(id: string, name: string, data: object): void {
-    this.write(`id: ${id}\nevent: ${name}\ndata: ${JSON.stringify(data)}\n\n`);
+  snapshot(id: string, agents: InboxSnapshot[]): void {
+    const data = agents.length === 1 ? agents[0]! : { agents };
+    this.write(`id: ${id}\nevent: snapshot\ndata: ${JSON.stringify(data)}\n\n`);
   }
 
-  signal(name: string, data: object): void {
-    this.write(`event: ${name}\ndata: ${JSON.stringify(data)}\n\n`);
+  reset(): void {
+    this.write('event: reset\ndata: {}\n\n');
   }
 
   beat(): boolean {
