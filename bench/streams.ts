@@ -12,9 +12,10 @@ import type { ServerCost } from './stream-server.ts';
 import { type Sender, seedTenants } from './tenants.ts';
 
 const FULL = { rounds: 3, streams: [1_000, 5_000, 10_000], fanOut: 1_000, events: 60, apart: 500 };
-const QUICK = { rounds: 1, streams: [50], fanOut: 20, events: 3, apart: 20 };
+const QUICK = { rounds: 1, streams: [40], fanOut: 20, events: 3, apart: 20 };
 /** Streams that are opened and closed before the base is taken: code, pools and buffers. */
 const WARM_UP = 200;
+const AGENTS_PER_OWNER = 20;
 /** Until what a closed or opened stream leaves behind for a moment is gone. */
 const SETTLE_MS = 1_500;
 /** The bars of the contract. */
@@ -41,7 +42,7 @@ export async function benchStreams({ isQuick }: { isQuick: boolean }): Promise<R
   try {
     const keyRing = makeKeyRing();
     const url = await server.makeDatabase('streams');
-    const senders = await seedTenants(url, Math.max(1, size.apart / 20), keyRing);
+    const senders = await seedTenants(url, Math.max(...size.streams) / AGENTS_PER_OWNER, keyRing);
     const database = new pg.Client({ connectionString: url });
     await database.connect();
     await database.query(`select ops.set_limit('streams_per_connection', 100000)`);
@@ -73,15 +74,14 @@ export async function benchStreams({ isQuick }: { isQuick: boolean }): Promise<R
     };
     const apart: Start = async () => {
       const process = await startStreamServer(['posthorn', url, serializeKeyRing(keyRing)]);
-      const some = senders.slice(0, size.apart);
       return {
         ...process,
         path: '/messaging/v1/events?agent_id=AGENT',
-        tokens: (count) => some.slice(0, count).map(({ credential, agentId }) => `${credential} ${agentId}`),
+        tokens: (count) => senders.slice(0, count).map(({ credential, agentId }) => `${credential} ${agentId}`),
         publish: () =>
           tell(
             database,
-            some.map(({ agentId }) => agentId),
+            senders.slice(0, size.apart).map(({ agentId }) => agentId),
           ),
       };
     };
@@ -96,7 +96,7 @@ export async function benchStreams({ isQuick }: { isQuick: boolean }): Promise<R
     };
 
     const cases: Case[] = [
-      ...size.streams.flatMap((streams) => memoryCases(readers, streams, { raw, ours, nchan })),
+      ...size.streams.flatMap((streams) => memoryCases(readers, streams, { raw, ours: apart, nchan })),
       ...cpuCases(readers, size.fanOut, size.events, { raw, ours, nchan }),
       {
         name: `CPU of ${size.apart} events for ${size.apart} agents: posthorn`,

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import type { Server } from 'node:http';
+import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -14,8 +14,8 @@ import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
 import { createStreamHub } from './events/stream-hub.ts';
-import { createApp } from './http/app.ts';
-import { eventStreamRoute } from './http/event-stream-route.ts';
+import { createRequestListener } from './http/app.ts';
+import { createEventStreamDoor } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
@@ -102,20 +102,14 @@ export async function startPod(options: {
     );
   const hub = createStreamHub(services);
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal, hub });
-  const app = createApp({
-    services,
-    log,
-    draining: draining.signal,
-    isReady,
-    mcp,
-    events: eventStreamRoute(services, hub),
-  });
+  const events = createEventStreamDoor(services, hub, log);
+  const listen = createRequestListener({ services, log, draining: draining.signal, isReady, mcp, events });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
     await endPools();
   };
-  const server = app.listen(options.port, options.host);
+  const server = createServer(listen).listen(options.port, options.host);
   try {
     await once(server, 'listening');
   } catch (error) {

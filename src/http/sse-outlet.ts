@@ -15,16 +15,18 @@ const COMMENT = Buffer.from(':\n\n');
 /** Server-sent events on a response. A class, since ten thousand of them would be as many closures for each act. */
 export class SseOutlet implements Outlet {
   readonly #response: ServerResponse;
+  readonly #requestId: string;
   #taken = 0;
 
-  constructor(response: ServerResponse) {
+  constructor(response: ServerResponse, requestId: string) {
     this.#response = response;
+    this.#requestId = requestId;
   }
 
   begin(): void {
     // ends with its connection, without chunks: a tenth less work for each event, and nothing to keep alive after it
     this.#response.removeHeader('Transfer-Encoding');
-    this.#response.writeHead(200, STREAM_HEADERS);
+    this.#response.writeHead(200, { ...STREAM_HEADERS, 'X-Request-Id': this.#requestId });
     this.#response.write('retry: 1000\n\n');
   }
 
