@@ -1000,6 +1000,8 @@ create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.commit_leases() returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer

@@ -12,6 +12,17 @@ as $$
 $$;
 comment on function posthorn_impl.epoch() is 'Which history of the event log this is: a restore begins another, and ids of an older one are not continued.';
 
+create function posthorn_impl.commit_leases() returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config('synchronous_commit', 'off', true);
+end $$;
+comment on function posthorn_impl.commit_leases() is 'Lets this transaction commit without waiting for the disk: it writes only leases, which a crash takes along anyway.';
+
 create function posthorn_impl.stream_is_live(
   p_stream posthorn.streams,
   p_now timestamptz
@@ -77,6 +88,7 @@ begin
   if v_problem is not null then
     perform posthorn_impl.refuse(v_problem);
   end if;
+  perform posthorn_impl.commit_leases();
   -- the connection's row is the lock of its slots
   select c.* into v_connection
     from posthorn.connections c
@@ -139,8 +151,11 @@ as $$
 declare
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
   v_now timestamptz := posthorn_impl.clock();
+  v_suspended int[] := array(
+    select o.owner_id from posthorn.owners o where o.owner_id = any (array(select p.owner_id from unnest(v_proven) p)) and o.suspended_at is not null);
   v_renewed posthorn.streams[];
 begin
+  perform posthorn_impl.commit_leases();
   with renewed as (
     update posthorn.streams s
        set leased_until = v_now + interval '45 seconds',
@@ -162,13 +177,12 @@ begin
       select u.stream_id,
              case
                when p.owner_id is null then 'unauthorized'
-               when o.suspended_at is not null then 'owner_suspended'
+               when p.owner_id = any (v_suspended) then 'owner_suspended'
                when r.stream_id is null then 'replaced'
                when p_epoch <> posthorn_impl.epoch() then 'other_epoch'
              end as problem
         from unnest(p_stream_ids) with ordinality u(stream_id, item)
         left join unnest(v_proven) p on p.item = u.item
-        left join posthorn.owners o on o.owner_id = p.owner_id
         left join unnest(v_renewed) r on r.stream_id = u.stream_id) e
    where e.problem is not null;
 end $$;
@@ -186,6 +200,7 @@ as $$
 declare
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
 begin
+  perform posthorn_impl.commit_leases();
   delete from posthorn.streams s
    using unnest(v_proven) p
    where s.owner_id = p.owner_id
@@ -235,14 +250,17 @@ begin
     select i.item, i.owner_id, i.agent_id, p_after[i.item] as after,
            case
              when i.problem is not null then i.problem
-             when not exists (
-               select from posthorn.connections c
-                where c.owner_id = i.owner_id and c.connection_id = i.connection_id and c.credential_hash = p_credentials[i.item]
-                  and c.revoked_at is null and c.expires_at > v_now) then 'unauthorized'
-             when exists (select from posthorn.agents a where a.owner_id = i.owner_id and a.agent_id = i.agent_id and a.revoked_at is not null) then 'agent_revoked'
-             when exists (select from posthorn.owners o where o.owner_id = i.owner_id and o.suspended_at is not null) then 'owner_suspended'
+             when c.connection_id is null then 'unauthorized'
+             when a.revoked_at is not null then 'agent_revoked'
+             when o.suspended_at is not null then 'owner_suspended'
            end as problem
       from unnest(v_identities) i
+      -- joins: an exists would be planned as a hash over every owner there is
+      left join posthorn.connections c
+             on c.owner_id = i.owner_id and c.connection_id = i.connection_id and c.credential_hash = p_credentials[i.item]
+            and c.revoked_at is null and c.expires_at > v_now
+      left join posthorn.agents a on a.owner_id = i.owner_id and a.agent_id = i.agent_id
+      left join posthorn.owners o on o.owner_id = i.owner_id
   )
   select r.item, r.problem, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, e.group_id, e.conversation_id, e.message_ids,
          case when e.kind = 'messaging.pending' then posthorn_impl.count_pending(r.owner_id, r.agent_id, v_now) end
