@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
 import { pino } from 'pino';
-import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { startEmbeddedPostgres } from '../../src/db/embedded.ts';
 import { migrate } from '../../src/db/migrate.ts';
 import { packageRoot } from '../../src/package-root.ts';
@@ -127,7 +127,7 @@ describe('a server of its own', () => {
   beforeEach(async () => {
     directory = await mkdtemp(join(tmpdir(), 'posthorn-server-'));
   });
-  afterAll(async () => {
+  afterEach(async () => {
     await rm(directory, { recursive: true, force: true });
   });
   const start = () => startEmbeddedPostgres({ dataDirectory: directory, settings: { fsync: 'off' } });
