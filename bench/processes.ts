@@ -5,6 +5,8 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { packageRoot } from '../src/package-root.ts';
 import type { CallOrder, CallReport } from './callers.ts';
+import type { ReaderOrder, ReaderReport } from './stream-clients.ts';
+import type { ServerCost, ServerOrder } from './stream-server.ts';
 import type { Sender } from './tenants.ts';
 
 export interface Front {
@@ -66,6 +68,53 @@ export function startCallers(senders: Sender[]): Callers {
       child.send(order);
       const [report] = (await once(child, 'message')) as [CallReport];
       if (report.failure) throw new Error(`${order.url} answered: ${report.failure}`);
+      return report;
+    },
+    stop: () => stop(child, exited),
+  };
+}
+
+export interface StreamServer {
+  url: string;
+  /** Collects garbage and says what the process holds, and what CPU it used before that. */
+  measure(): Promise<ServerCost>;
+  publish(frame: string): void;
+  stop(): Promise<void>;
+}
+
+export async function startStreamServer(args: ['raw'] | ['posthorn', string, string]): Promise<StreamServer> {
+  const child = fork(join(import.meta.dirname, 'stream-server.ts'), args, { execArgv: ['--expose-gc'] });
+  const exited = once(child, 'exit');
+  const [{ url }] = (await once(child, 'message')) as [{ url: string }];
+  const order = (message: ServerOrder) => child.send(message);
+  return {
+    url,
+    publish: (frame) => order({ publish: frame }),
+    async measure() {
+      order({ measure: true });
+      const [cost] = (await once(child, 'message')) as [ServerCost];
+      return cost;
+    },
+    async stop() {
+      child.kill('SIGKILL');
+      await exited;
+    },
+  };
+}
+
+export interface StreamReaders {
+  obey(order: ReaderOrder): Promise<ReaderReport>;
+  stop(): Promise<void>;
+}
+
+export function startStreamReaders(): StreamReaders {
+  const child = fork(join(import.meta.dirname, 'stream-clients.ts'));
+  const exited = once(child, 'exit');
+  return {
+    async obey(order) {
+      child.send(order);
+      const [report] = (await once(child, 'message')) as [ReaderReport];
+      if (report.failure) throw new Error(`A reader failed: ${report.failure}`);
       return report;
     },
     stop: () => stop(child, exited),

@@ -613,8 +613,10 @@ create unlogged table posthorn.presence (
 ) with (fillfactor=50); -- of posthorn_owner
 alter table posthorn.presence enable row level security;
 alter table posthorn.presence force row level security;
+create policy delete_deleted on posthorn.presence for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy delete_proved on posthorn.presence for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.presence for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.presence for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.presence for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.presence for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -719,8 +721,10 @@ create unlogged table posthorn.streams (
 CREATE INDEX streams_by_connection ON posthorn.streams USING btree (owner_id, connection_id);
 alter table posthorn.streams enable row level security;
 alter table posthorn.streams force row level security;
+create policy delete_deleted on posthorn.streams for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy delete_proved on posthorn.streams for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.streams for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.streams for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.streams for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.streams for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -907,7 +911,7 @@ create function posthorn_api.expire_proposals() returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.export_account(p_credential bytea) returns TABLE(kind text, content jsonb)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.inbox_snapshot(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(pending_count integer, message_ids uuid[], proposal_ids uuid[])
+create function posthorn_api.inbox_snapshots(p_credential bytea, p_agent_ids uuid[]) returns TABLE(agent_id uuid, last_seq bigint, pending_count integer, message_ids uuid[], proposal_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -929,7 +933,7 @@ create function posthorn_api.message_status(p_credential bytea, p_message_id uui
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mint_child_connection(p_credential bytea, p_agent_id uuid, p_label text, p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.open_stream(p_credential bytea, p_stream_id uuid, p_pod_id uuid, p_agent_ids uuid[], p_succeeds uuid DEFAULT NULL::uuid) returns TABLE(agent_id uuid, wake_number integer, last_seq bigint, first_seq bigint, epoch bigint, expires_at timestamp with time zone)
+create function posthorn_api.open_stream(p_credential bytea, p_stream_id uuid, p_pod_id uuid, p_agent_ids uuid[], p_succeeds uuid DEFAULT NULL::uuid) returns TABLE(agent_id uuid, wake_number integer, last_seq bigint, first_seq bigint, epoch bigint, expires_in_ms bigint)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_key(p_credential bytea) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -943,8 +947,8 @@ create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_a
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.read_events(p_credentials bytea[], p_stream_ids uuid[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off set enable_bitmapscan=off; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.recognise_server(p_limit integer) returns text
@@ -953,7 +957,7 @@ create function posthorn_api.register_agent(p_credential bytea, p_installation t
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[]) returns TABLE(stream_id uuid, problem text)
+create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[], p_epoch bigint) returns TABLE(stream_id uuid, problem text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.restore_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -996,6 +1000,8 @@ create function posthorn_impl.clock() returns timestamp with time zone
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.commit_leases() returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1151,7 +1157,7 @@ grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs
 grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
-grant execute on function posthorn_api.inbox_snapshot(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.inbox_snapshots(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
@@ -1177,7 +1183,7 @@ grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to p
 grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
-grant execute on function posthorn_api.read_events(bytea[],uuid[],uuid[],bigint[],integer) to posthorn_app;
+grant execute on function posthorn_api.read_events(bytea[],uuid[],bigint[],integer) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_admin;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
@@ -1185,7 +1191,7 @@ grant execute on function posthorn_api.recognise_server(integer) to posthorn_job
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
-grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[]) to posthorn_app;
+grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[],bigint) to posthorn_app;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_agent(bytea,uuid) to posthorn_admin;
@@ -1292,6 +1298,7 @@ grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
 grant insert, select, update (present_until) on posthorn.presence to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.presence to posthorn_jobs;
 grant select on posthorn.proposal_transitions to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
@@ -1304,6 +1311,7 @@ grant select, update on posthorn.server to posthorn_engine;
 grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.streams to posthorn_jobs;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import type { Server } from 'node:http';
+import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -7,15 +7,15 @@ import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
 import { createCredentialUse } from './db/credential-use.ts';
 import { ringKeys } from './db/functions.ts';
-import { createListener } from './db/listener.ts';
+import { createListener, type ListenerProblem } from './db/listener.ts';
 import { readSqlFiles, schemaState } from './db/migrate.ts';
 import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
-import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
-import { createApp } from './http/app.ts';
+import { createRequestListener } from './http/app.ts';
+import { createEventStreamDoor } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import { metrics, showPool } from './metrics.ts';
 import type { Services } from './operations/operation.ts';
@@ -27,6 +27,13 @@ const LANE_POOL_SIZE = 4;
 /** How long requests under way may take after the port is closed, in milliseconds. */
 const DRAIN_MS = 10_000;
 const IDLE_CHECK_MS = 20;
+
+/** What an operator is told while notifications do not arrive; meanwhile readers look every few seconds. */
+const LISTENER_PROBLEMS: Record<ListenerProblem, string> = {
+  unreachable: 'POSTHORN_LISTEN_URL does not answer',
+  standby: 'POSTHORN_LISTEN_URL is a standby, which hears nothing: it must be the primary',
+  deaf: 'POSTHORN_LISTEN_URL is a transaction pooler or another database: LISTEN succeeds and nothing arrives',
+};
 
 export interface Pod {
   url: string;
@@ -70,12 +77,17 @@ export async function startPod(options: {
     throw error;
   }
   const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
-  const listener = createListener(options.listenUrl, (isListening) => {
-    log.info({ isListening }, 'listener');
-    metrics.listening.set(isListening ? 1 : 0);
-    if (isListening) metrics.listenerConnects.inc();
-    // behind a connection that was lost there may be another database now
-    if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
+  const listener = createListener({
+    url: options.listenUrl,
+    speak: (sql, values) => pool.query(sql, values),
+    onChange(isListening, problem) {
+      if (problem) log.warn({ problem }, LISTENER_PROBLEMS[problem]);
+      else log.info({ isListening }, 'listener');
+      metrics.listening.set(isListening ? 1 : 0);
+      if (isListening) metrics.listenerConnects.inc();
+      // behind a connection that was lost there may be another database now
+      if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
+    },
   });
   const services: Services = {
     pool,
@@ -93,15 +105,16 @@ export async function startPod(options: {
       (state) => state === 'current' || state === 'ahead',
       () => false,
     );
-  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
-  const app = createApp({ services, log, draining: draining.signal, isReady, mcp, events: createEventsEndpoint(hub) });
+  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal, hub });
+  const events = createEventStreamDoor(services, hub, log);
+  const listen = createRequestListener({ services, log, draining: draining.signal, isReady, mcp, events });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
     await endPools();
   };
-  const server = app.listen(options.port, options.host);
+  const server = createServer(listen).listen(options.port, options.host);
   try {
     await once(server, 'listening');
   } catch (error) {

@@ -312,18 +312,20 @@ export async function exportAccount(db: Queryable, p: { credential: Buffer }): P
   return rows;
 }
 
-export interface InboxSnapshotRow {
+export interface InboxSnapshotsRow {
+  agentId: string;
+  lastSeq: number;
   pendingCount: number;
   messageIds: string[];
   proposalIds: string[];
 }
-/** What a stream without a past begins with: how much mail waits, up to 100 of its ids, and undecided requests. */
-export async function inboxSnapshot(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<InboxSnapshotRow[]> {
+/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests. */
+export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; agentIds: (string | null)[] }): Promise<InboxSnapshotsRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
-    ['p_agent_id', 'uuid', p.agentId],
+    ['p_agent_ids', 'uuid[]', p.agentIds],
   ]);
-  const { rows } = await db.query(`select f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshot(${names}) f`, values);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.last_seq as "lastSeq", f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshots(${names}) f`, values);
   return rows;
 }
 
@@ -443,7 +445,7 @@ export interface OpenStreamRow {
   lastSeq: number;
   firstSeq: number;
   epoch: number;
-  expiresAt: Date | null;
+  expiresInMs: number | null;
 }
 /** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
 export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
@@ -454,7 +456,7 @@ export async function openStream(db: Queryable, p: { credential: Buffer; streamI
     ['p_agent_ids', 'uuid[]', p.agentIds],
     ['p_succeeds', 'uuid', p.succeeds],
   ]);
-  const { rows } = await db.query(`select f.agent_id as "agentId", f.wake_number as "wakeNumber", f.last_seq as "lastSeq", f.first_seq as "firstSeq", f.epoch, f.expires_at as "expiresAt" from posthorn_api.open_stream(${names}) f`, values);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.wake_number as "wakeNumber", f.last_seq as "lastSeq", f.first_seq as "firstSeq", f.epoch, f.expires_in_ms as "expiresInMs" from posthorn_api.open_stream(${names}) f`, values);
   return rows;
 }
 
@@ -571,11 +573,10 @@ export interface ReadEventsRow {
   messageIds: string[] | null;
   pendingCount: number | null;
 }
-/** The next events of many agents' logs, each after its sequence number; for a stream also whether it must end. One row with a null seq where there is nothing. */
-export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
+/** The next events of many agents' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
+export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
-    ['p_stream_ids', 'uuid[]', p.streamIds],
     ['p_agent_ids', 'uuid[]', p.agentIds],
     ['p_after', 'int8[]', p.after],
     ['p_limit', 'int4', p.limit],
@@ -657,14 +658,15 @@ export async function renewGroup(db: Queryable, p: { credential: Buffer; groupId
 
 export interface RenewStreamsRow {
   streamId: string;
-  problem: string | null;
+  problem: string;
 }
-/** Renews the leases of a pod's streams and the presence of their agents, in one statement an interval; answers which must end. */
-export async function renewStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; written: (boolean | null)[] }): Promise<RenewStreamsRow[]> {
+/** Renews the leases of a pod's streams and the presence of their agents, in one statement an interval; answers which must end, and why: unauthorized, owner_suspended, replaced (its row is gone), other_epoch. */
+export async function renewStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; written: (boolean | null)[]; epoch: number }): Promise<RenewStreamsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
     ['p_stream_ids', 'uuid[]', p.streamIds],
     ['p_written', 'bool[]', p.written],
+    ['p_epoch', 'int8', p.epoch],
   ]);
   const { rows } = await db.query(`select f.stream_id as "streamId", f.problem from posthorn_api.renew_streams(${names}) f`, values);
   return rows;

@@ -49,8 +49,10 @@ export interface TestPosthorn {
 }
 
 /** Pods on a database of this test file. Close them before the file ends. */
-export async function startPosthorn(options: { pods?: number; publicUrl?: string } = {}): Promise<TestPosthorn> {
-  const database = await createTestDatabase();
+export async function startPosthorn(
+  options: { pods?: number; publicUrl?: string; database?: TestDatabase } = {},
+): Promise<TestPosthorn> {
+  const database = options.database ?? (await createTestDatabase());
   const admin = database.as('posthorn_admin');
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });

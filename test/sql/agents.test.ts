@@ -261,6 +261,8 @@ describe('what an agent sees', () => {
         enabled: true,
         agentId: null,
         discoverableAgents: 0,
+        isListening: false,
+        livePeers: 0,
         pendingMessages: 0,
         pendingProposals: 0,
         wakeNumber: null,

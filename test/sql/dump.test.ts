@@ -10,7 +10,11 @@ import { type Agent, createWorld, expectInvariants, newKey } from '../helpers/wo
 // What somebody holds who has the whole database and nothing else.
 const world = await createWorld();
 const { app, database } = world;
-const listener = createListener(database.url, () => {});
+const listener = createListener({
+  url: database.url,
+  speak: (sql, values) => app.query(sql, values),
+  onChange: () => {},
+});
 const services: Services = {
   pool: app,
   ownerKeysOf: world.ownerKeysOf,

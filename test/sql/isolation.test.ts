@@ -53,6 +53,9 @@ interface Side {
   held: string;
   /** One that bert and the outsider are in alone. */
   otherProposal: string;
+  /** Event streams, of anna and of bert. */
+  stream: string;
+  otherStream: string;
 }
 
 let ours: Side;
@@ -84,6 +87,12 @@ async function makeSide(): Promise<Side> {
     credentialHash: makeCredential('child').hash,
   });
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
+  const [stream, otherStream] = [makeId(), makeId()];
+  for (const [streamId, { credential, id }] of [
+    [stream, anna],
+    [otherStream, bert],
+  ] as const)
+    await functions.openStream(app, { credential, streamId, podId: makeId(), agentIds: [id] });
   const { rows } = await database.admin.query('select owner_id from posthorn.owners where id = $1', [owner.id]);
   return {
     owner,
@@ -102,6 +111,8 @@ async function makeSide(): Promise<Side> {
     proposal: proposalOf(held),
     held: held.messageIds![0]!,
     otherProposal: proposalOf(otherHeld),
+    stream,
+    otherStream,
   };
 }
 
@@ -439,7 +450,9 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
       owners: 'set automatic_approval = false',
+      presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      streams: 'set leased_until = now()',
     };
     for (const table of await tenantTables()) {
       const name = table.replace('posthorn.', '');
@@ -556,6 +569,46 @@ describe("with another owner's ids", () => {
   const asAgent = (id: string): Agent => ({ ...ours.anna, id });
 
   const PROBES: Probe[] = [
+    {
+      name: 'open_stream p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) =>
+        functions.openStream(app, {
+          credential: ours.anna.credential,
+          streamId: makeId(),
+          podId: makeId(),
+          agentIds: [ours.anna.id, id],
+        }),
+    },
+    {
+      name: 'inbox_snapshots p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) => functions.inboxSnapshots(app, { credential: ours.anna.credential, agentIds: [id] }),
+    },
+    {
+      name: 'read_events p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) =>
+        functions.readEvents(app, { credentials: [ours.anna.credential], agentIds: [id], after: [0], limit: 10 }),
+    },
+    {
+      name: 'renew_streams p_stream_ids',
+      foreign: () => theirs.stream,
+      neighbours: () => ours.otherStream,
+      call: (id) =>
+        functions
+          .renewStreams(app, { credentials: [ours.anna.credential], streamIds: [id], written: [true], epoch: 1 })
+          .then((rows) => rows.map(({ problem }) => problem)),
+    },
+    {
+      name: 'close_streams p_stream_ids',
+      foreign: () => theirs.stream,
+      neighbours: () => ours.otherStream,
+      call: (id) => functions.closeStreams(app, { credentials: [ours.anna.credential], streamIds: [id] }),
+    },
     {
       name: 'agent_status p_agent_id',
       foreign: () => theirs.anna.id,
@@ -883,7 +936,14 @@ describe("with another owner's ids", () => {
         where p.pronamespace = 'posthorn_api'::regnamespace and a.type in ('uuid'::regtype, 'uuid[]'::regtype) order by 1`,
     );
     // ids that the pod makes: see below
-    const made = ['send_messages p_copy_message_ids', 'send_messages p_hold_ids', 'send_messages p_post_ids'];
+    const made = [
+      'open_stream p_pod_id',
+      'open_stream p_stream_id',
+      'open_stream p_succeeds',
+      'send_messages p_copy_message_ids',
+      'send_messages p_hold_ids',
+      'send_messages p_post_ids',
+    ];
     const tried = new Set(PROBES.map(({ name }) => name.split(',')[0]!.split(' ').slice(0, 2).join(' ')));
     expect(rows.map((row) => row.argument).filter((argument) => !made.includes(argument))).toEqual(
       [...tried].toSorted(),
@@ -900,6 +960,20 @@ describe("with another owner's ids", () => {
       expect(await snapshot()).toEqual(before);
     },
   );
+
+  test.each(['theirs', "a neighbour's"])('a stream succeeds none of %s, and may have the same id', async (whose) => {
+    const id = whose === 'theirs' ? theirs.stream : ours.otherStream;
+    const others = () =>
+      database.admin.query('select * from posthorn.streams where stream_id = any ($1) order by owner_id, stream_id', [
+        [theirs.stream, ours.otherStream],
+      ]);
+    const before = (await others()).rows;
+    const streamId = makeId();
+    const { credential } = ours.anna;
+    await functions.openStream(app, { credential, streamId, podId: makeId(), agentIds: [ours.anna.id], succeeds: id });
+    expect((await others()).rows).toEqual(before);
+    await functions.closeStreams(app, { credentials: [credential], streamIds: [streamId] });
+  });
 
   test('an id that a pod makes and another owner has already names two different things', async () => {
     const batch = await sealBatch(world, [{ from: ours.anna, group: ours.group }]);
