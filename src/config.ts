@@ -1,6 +1,7 @@
 import { join } from 'node:path';
 import envPaths from 'env-paths';
 import { z } from 'zod';
+import { type AllowList, parseAllowList } from './net/allow-list.ts';
 
 const folders = envPaths('posthorn', { suffix: '' });
 
@@ -12,6 +13,14 @@ const httpUrl = z
   .url({ protocol: /^https?$/, error: 'must look like https://posthorn.example' })
   .transform((url) => url.replace(/\/+$/, ''));
 const text = z.string().min(1);
+const allowList = z.string().transform((value, context) => {
+  try {
+    return parseAllowList(value);
+  } catch (error) {
+    context.addIssue((error as Error).message);
+    return z.NEVER;
+  }
+});
 
 interface Setting {
   /** Whose it is: a process that serves, or a command that talks to one. */
@@ -71,6 +80,13 @@ export const SETTINGS = {
     standard: '`keyring.json` in `POSTHORN_DATA_DIR`, made by the first `start`',
     about: 'The key ring: its JSON, or the path of a file that holds it. Every process that serves needs the same.',
   },
+  POSTHORN_WEBHOOK_ALLOW: {
+    of: 'server',
+    schema: allowList.prefault(''),
+    standard: 'none',
+    about:
+      'Where webhooks may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
+  },
   POSTHORN_URL: {
     of: 'client',
     schema: httpUrl.optional(),
@@ -110,6 +126,7 @@ export interface Config {
   port: number;
   dataDirectory: string;
   keyRing: string | undefined;
+  webhookAllow: AllowList;
   client: {
     url: string | undefined;
     token: string | undefined;
@@ -140,6 +157,7 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     port: read('POSTHORN_PORT'),
     dataDirectory: read('POSTHORN_DATA_DIR'),
     keyRing: read('POSTHORN_KEYRING'),
+    webhookAllow: read('POSTHORN_WEBHOOK_ALLOW'),
     client: {
       url: read('POSTHORN_URL'),
       token: read('POSTHORN_TOKEN'),
