@@ -1454,6 +1454,7 @@ grant execute on function posthorn_api.revoke_group(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_own_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.ring_keys() to posthorn_admin;
 grant execute on function posthorn_api.ring_keys() to posthorn_app;
+grant execute on function posthorn_api.ring_keys() to posthorn_jobs;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_admin;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;

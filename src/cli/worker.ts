@@ -1,8 +1,10 @@
 import type { Command } from 'commander';
-import { readConfig } from '../config.ts';
+import type { Logger } from 'pino';
+import { type Config, readConfig } from '../config.ts';
 import { createLog } from '../log.ts';
-import { startWorker } from '../worker.ts';
-import { reaching, requireDatabaseUrl, requireSchema } from './database.ts';
+import { hasKeyRing, openKeyRing, readKeyRing } from '../open-key-ring.ts';
+import { type DeliveryOptions, startWorker } from '../worker.ts';
+import { knownRingKeys, reaching, requireDatabaseUrl, requireSchema } from './database.ts';
 import { addCommand, type Output } from './output.ts';
 import { runUntilStopped } from './run-until-stopped.ts';
 
@@ -23,11 +25,22 @@ async function work(output: Output): Promise<void> {
     log,
     async () => {
       await requireSchema(databaseUrl);
-      return await reaching(databaseUrl, () => startWorker({ databaseUrl, log }));
+      const delivery = await openDelivery(config, log);
+      return await reaching(databaseUrl, () => startWorker({ databaseUrl, delivery, log }));
     },
     () => {
       const ready = JSON.stringify({ event: 'ready', pid: process.pid });
       process.stdout.write(output.json ? `${ready}\n` : 'The worker runs.\n');
     },
   );
+}
+
+/** Webhooks' secrets open with the key ring alone. A worker without one does everything else. */
+async function openDelivery(config: Config, log: Logger): Promise<DeliveryOptions | undefined> {
+  if (!hasKeyRing(config)) {
+    log.warn('This worker has no key ring, so it delivers no webhooks. Set POSTHORN_KEYRING.');
+    return undefined;
+  }
+  const keyRing = await openKeyRing(config, await knownRingKeys(config.listenUrl!));
+  return { keyRing, readKeyRing: () => readKeyRing(config), allow: config.webhookAllow };
 }

@@ -11,6 +11,7 @@ import {
 } from '../db/functions.ts';
 import { createGroupCommit } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
+import { type EventFacts, eventContent } from '../event-content.ts';
 import { decodeEventId, encodeEventId } from './event-id.ts';
 
 /** Comments keep a stream open through proxies, and with each the lease and the presence are renewed. */
@@ -125,7 +126,7 @@ export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: L
 
   function writeEvent(stream: Stream, log: AgentLog, row: ReadEventsRow): void {
     log.seq = row.seq!;
-    write(stream, row.kind!, eventData(log.agentId, row), placeOf(stream));
+    write(stream, row.kind!, eventContent(log.agentId, row as EventFacts), placeOf(stream));
   }
 
   function write(stream: Stream, event: string, data: object, id?: string): void {
@@ -281,27 +282,6 @@ function reasonOf(problem: string, stream: Stream): CloseReason {
   if (problem === 'owner_suspended') return 'suspended';
   if (problem === 'replaced') return 'replaced';
   return stream.expiresAt !== null && stream.expiresAt.getTime() <= Date.now() ? 'expired' : 'revoked';
-}
-
-/** The same fields that a webhook carries. */
-function eventData(agentId: string, row: ReadEventsRow): object {
-  const common = { type: row.kind, agent_id: agentId, occurred_at: row.occurredAt!.toISOString() };
-  switch (row.kind) {
-    case 'messaging.pending':
-      return {
-        ...common,
-        pending_count: row.pendingCount,
-        group_id: row.groupId,
-        conversation_id: row.conversationId,
-        message_ids: row.messageIds,
-      };
-    case 'message.state':
-      return { ...common, state: row.state, message_ids: row.messageIds };
-    case 'proposal.decided':
-      return { ...common, proposal_id: row.subjectId, state: row.state, message_ids: row.messageIds };
-    default:
-      return { ...common, id: row.subjectId, state: row.state };
-  }
 }
 
 async function runReads(pool: pg.Pool, items: ReadItem[]): Promise<ReadEventsRow[][]> {
