@@ -934,6 +934,13 @@ create view ops.deadlines_behind with (security_invoker=true) (
   due bigint,
   behind interval
 ); -- of posthorn_engine
+create view ops.delivery_attempts with (security_invoker=true) (
+  outcome text,
+  attempts bigint,
+  webhooks bigint,
+  median_milliseconds double precision,
+  last_at timestamp with time zone
+); -- of posthorn_engine
 create view ops.fenced_bodies with (security_invoker=true) (
   table_name name,
   dead_rows bigint,
@@ -1015,6 +1022,20 @@ create view ops.tables with (security_invoker=true) (
   deleted bigint,
   last_autovacuum timestamp with time zone,
   last_autoanalyze timestamp with time zone
+); -- of posthorn_engine
+create view ops.webhooks with (security_invoker=true) (
+  owner_id uuid,
+  webhook_id uuid,
+  agent_id uuid,
+  events text[],
+  status text,
+  disabled_reason text,
+  consecutive_failures integer,
+  waits_until timestamp with time zone,
+  last_delivered_at timestamp with time zone,
+  pending bigint,
+  oldest_at timestamp with time zone,
+  unread_events bigint
 ); -- of posthorn_engine
 create view ops.workers with (security_invoker=true) (
   worker_id text,
@@ -1485,6 +1506,7 @@ grant execute on function posthorn_impl.tg_connections__move_reach() to posthorn
 grant execute on function posthorn_impl.tg_messages__keep_place() to posthorn_owner;
 grant select on ops.connections to posthorn_ops;
 grant select on ops.deadlines_behind to posthorn_ops;
+grant select on ops.delivery_attempts to posthorn_ops;
 grant select on ops.fenced_bodies to posthorn_ops;
 grant select on ops.inboxes to posthorn_ops;
 grant select on ops.invariants to posthorn_ops;
@@ -1496,6 +1518,7 @@ grant select on ops.ring_keys to posthorn_ops;
 grant select on ops.server to posthorn_ops;
 grant select on ops.snapshot_holders to posthorn_ops;
 grant select on ops.tables to posthorn_ops;
+grant select on ops.webhooks to posthorn_ops;
 grant select on ops.workers to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.agents to posthorn_jobs;
@@ -1574,7 +1597,7 @@ grant select, update on posthorn.server to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
 grant delete, insert, select, update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;
 grant delete, select (ctid, owner_id, webhook_id, status) on posthorn.webhooks to posthorn_jobs;
-grant select (owner_id, webhook_id, agent_id, events, status, disabled_reason, consecutive_failures, next_attempt_at, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
+grant select (owner_id, webhook_id, agent_id, wake_number, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;

@@ -88,7 +88,7 @@ grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodi
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
 -- the host of an address may name somebody's machine: the owner's to see, as labels are
-grant select (owner_id, webhook_id, agent_id, events, status, disabled_reason, consecutive_failures, next_attempt_at, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
+grant select (owner_id, webhook_id, agent_id, events, status, disabled_reason, consecutive_failures, next_attempt_at, wake_number, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
 grant select on posthorn.deliveries, posthorn.delivery_attempts to posthorn_ops;
 grant usage on sequence posthorn.owners_owner_id_seq to posthorn_engine;
 

@@ -6,7 +6,9 @@ import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
+import { parseAllowList } from '../../src/net/allow-list.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
+import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
 
 /** What an HTTP call answered. */
@@ -42,13 +44,17 @@ export interface TestPosthorn {
   ring: KeyRing;
   pods: Pod[];
   owner(label?: string): Promise<TestOwner>;
-  /** Every line that the pods logged so far. */
+  /** A worker in this process that delivers webhooks. Close it before the pods. */
+  worker(): Promise<Worker>;
+  /** Every line that the pods and workers logged so far. */
   log(): string;
   close(): Promise<void>;
 }
 
 /** Pods on a database of this test file. Close them before the file ends. */
-export async function startPosthorn(options: { pods?: number; publicUrl?: string } = {}): Promise<TestPosthorn> {
+export async function startPosthorn(
+  options: { pods?: number; publicUrl?: string; webhookAllow?: string } = {},
+): Promise<TestPosthorn> {
   const database = await createTestDatabase();
   const admin = database.as('posthorn_admin');
   const ring = makeKeyRing();
@@ -71,6 +77,7 @@ export async function startPosthorn(options: { pods?: number; publicUrl?: string
         host: '127.0.0.1',
         port: 0,
         keyRing: ring,
+        webhookAllow: parseAllowList(options.webhookAllow ?? ''),
         log,
       }),
     ),
@@ -125,6 +132,16 @@ export async function startPosthorn(options: { pods?: number; publicUrl?: string
     ring,
     pods,
     owner,
+    worker: () =>
+      startWorker({
+        databaseUrl: database.url,
+        delivery: {
+          keyRing: ring,
+          readKeyRing: () => Promise.resolve(ring),
+          allow: parseAllowList(options.webhookAllow ?? ''),
+        },
+        log,
+      }),
     log: () => lines,
     async close() {
       await Promise.all(pods.map((pod) => pod.close()));
