@@ -36,18 +36,6 @@ create type posthorn_impl.agent_view as (
   presence_kind text,
   shared_group_ids uuid[]
 );
-create type posthorn_impl.attempt as (
-  item integer,
-  owner_id integer,
-  webhook_id uuid,
-  lease_id uuid,
-  delivery_id uuid,
-  http_status integer,
-  problem text,
-  milliseconds integer,
-  retry_after_seconds integer,
-  goes_on boolean
-);
 create type posthorn_impl.connection_view as (
   id uuid,
   kind text,
@@ -897,8 +885,8 @@ create policy delete_deleted on posthorn.webhooks for delete to posthorn_jobs us
 create policy delete_proved on posthorn.webhooks for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.webhooks for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy select_all on posthorn.webhooks for select to posthorn_ops using (true);
+create policy select_any on posthorn.webhooks for select to posthorn_prover using (true);
 create policy select_deleted on posthorn.webhooks for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
-create policy select_jobs on posthorn.webhooks for select to posthorn_jobs using ((status = 'active'::text));
 create policy select_proved on posthorn.webhooks for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.webhooks for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -1087,7 +1075,7 @@ create function posthorn_api.beat_worker(p_worker_id text) returns integer
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
-  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
@@ -1165,7 +1153,7 @@ create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_li
 create function posthorn_api.recognise_server(p_limit integer) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.record_attempts(p_webhook_ids uuid[], p_lease_ids uuid[], p_delivery_ids uuid[], p_http_statuses integer[], p_problems text[], p_milliseconds integer[], p_retry_after_seconds integer[], p_go_on boolean[]) returns SETOF posthorn_impl.due_delivery
-  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_api.redeliver(p_credential bytea, p_delivery_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_id uuid) returns posthorn_impl.delivery_view
@@ -1220,8 +1208,6 @@ create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.begin_fencing() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.claim_owners_deliveries(p_items integer[], p_owners integer[], p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
@@ -1308,6 +1294,8 @@ create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agen
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.owners_after(p_owner_id integer, p_limit integer) returns integer[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.owners_of_webhooks(p_webhook_ids uuid[]) returns TABLE(item integer, owner_id integer)
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns TABLE(proposal posthorn.proposals, decided_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.presence_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
@@ -1324,7 +1312,7 @@ create function posthorn_impl.read_log(p_webhook posthorn.webhooks, p_now timest
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.record_owners_attempts(p_attempts posthorn_impl.attempt[]) returns SETOF posthorn_impl.due_delivery
+create function posthorn_impl.record_attempt(p_webhook posthorn.webhooks, p_delivery_id uuid, p_http_status integer, p_problem text, p_milliseconds integer, p_retry_after_seconds integer, p_now timestamp with time zone) returns posthorn.webhooks
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1484,7 +1472,6 @@ grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
 grant execute on function posthorn_impl.add_drains(uuid[],interval) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
-grant execute on function posthorn_impl.claim_owners_deliveries(integer[],integer[],uuid[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
@@ -1494,10 +1481,10 @@ grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[])
 grant execute on function posthorn_impl.find_place() to posthorn_engine;
 grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
+grant execute on function posthorn_impl.owners_of_webhooks(uuid[]) to posthorn_engine;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
-grant execute on function posthorn_impl.record_owners_attempts(posthorn_impl.attempt[]) to posthorn_jobs;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_prover;
@@ -1596,8 +1583,9 @@ grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
 grant delete, insert, select, update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;
-grant delete, select (ctid, owner_id, webhook_id, status) on posthorn.webhooks to posthorn_jobs;
+grant delete, select (ctid, owner_id) on posthorn.webhooks to posthorn_jobs;
 grant select (owner_id, webhook_id, agent_id, wake_number, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
+grant select (owner_id, webhook_id) on posthorn.webhooks to posthorn_prover;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;

@@ -716,11 +716,32 @@ comment on function posthorn_api.redeliver_as_owner(bytea, uuid) is 'Sends a del
 
 -- Workers.
 
+-- A job names an endpoint; which owner it belongs to only the prover may look up.
 set local role posthorn_owner;
--- a job names an endpoint; which owner it belongs to is looked up here
-drop policy if exists select_jobs on posthorn.webhooks;
-create policy select_jobs on posthorn.webhooks for select to posthorn_jobs using (status = 'active');
-grant select (owner_id, webhook_id, status) on posthorn.webhooks to posthorn_jobs;
+drop policy if exists select_any on posthorn.webhooks;
+create policy select_any on posthorn.webhooks for select to posthorn_prover using (true);
+grant select (owner_id, webhook_id) on posthorn.webhooks to posthorn_prover;
+
+set local role posthorn_prover;
+
+create function posthorn_impl.owners_of_webhooks(
+  p_webhook_ids uuid[]
+) returns table (
+  item int,
+  owner_id int
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select u.item::int, w.owner_id
+    from unnest(p_webhook_ids) with ordinality u(webhook_id, item)
+    join posthorn.webhooks w on w.webhook_id = u.webhook_id
+   order by w.owner_id, w.webhook_id, u.item
+$$;
+comment on function posthorn_impl.owners_of_webhooks(uuid[]) is 'Whose these endpoints are, in the order in which they are locked.';
+grant execute on function posthorn_impl.owners_of_webhooks(uuid[]) to posthorn_engine;
 
 set local role posthorn_engine;
 
@@ -832,9 +853,7 @@ begin
 end $$;
 comment on function posthorn_impl.next_delivery(posthorn.webhooks, int, uuid, timestamptz) is 'The delivery to send now, with the endpoint leased for it; or null, and a job for the time when something is due. The endpoint''s row is locked.';
 
-create function posthorn_impl.claim_owners_deliveries(
-  p_items int[],
-  p_owners int[],
+create function posthorn_api.claim_deliveries(
   p_webhook_ids uuid[],
   p_lease_ids uuid[]
 ) returns setof posthorn_impl.due_delivery
@@ -844,16 +863,21 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-  v_asked record;
+  v_items int[];
+  v_owners int[];
   v_webhook posthorn.webhooks;
   v_now timestamptz;
   v_due posthorn_impl.due_delivery;
 begin
-  perform posthorn_impl.prove_owners(p_owners);
-  for v_asked in
-    select u.* from unnest(p_items, p_owners, p_webhook_ids, p_lease_ids) u(item, owner_id, webhook_id, lease_id) order by u.owner_id, u.webhook_id, u.item
-  loop
-    select w.* into v_webhook from posthorn.webhooks w where w.owner_id = v_asked.owner_id and w.webhook_id = v_asked.webhook_id and w.status = 'active' for no key update;
+  select array_agg(o.item), array_agg(o.owner_id) into v_items, v_owners from posthorn_impl.owners_of_webhooks(p_webhook_ids) o;
+  perform posthorn_impl.prove_owners(v_owners);
+  for n in 1 .. coalesce(cardinality(v_items), 0) loop
+    select w.* into v_webhook
+      from posthorn.webhooks w
+     where w.owner_id = v_owners[n]
+       and w.webhook_id = p_webhook_ids[v_items[n]]
+       and w.status = 'active'
+       for no key update;
     continue when not found;
     v_now := posthorn_impl.clock();
     if v_webhook.leased_until > v_now then
@@ -861,135 +885,13 @@ begin
       perform posthorn_impl.add_drains(array[v_webhook.webhook_id], v_webhook.leased_until - v_now);
       continue;
     end if;
-    v_due := posthorn_impl.next_delivery(v_webhook, v_asked.item, v_asked.lease_id, v_now);
+    v_due := posthorn_impl.next_delivery(v_webhook, v_items[n], p_lease_ids[v_items[n]], v_now);
     if v_due.delivery_id is not null then
       return next v_due;
     end if;
   end loop;
 end $$;
-comment on function posthorn_impl.claim_owners_deliveries(int[], int[], uuid[], uuid[]) is 'Of each of these endpoints the delivery to send now, unless another worker has the endpoint.';
-
-create function posthorn_api.claim_deliveries(
-  p_webhook_ids uuid[],
-  p_lease_ids uuid[]
-) returns setof posthorn_impl.due_delivery
-language plpgsql
-volatile
-security invoker
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-  v_items int[];
-  v_owners int[];
-begin
-  select array_agg(u.item), array_agg(w.owner_id) into v_items, v_owners
-    from unnest(p_webhook_ids) with ordinality u(webhook_id, item)
-    join posthorn.webhooks w on w.webhook_id = u.webhook_id and w.status = 'active';
-  return query
-  select d.*
-    from posthorn_impl.claim_owners_deliveries(
-           v_items, v_owners, array(select p_webhook_ids[i] from unnest(v_items) i), array(select p_lease_ids[i] from unnest(v_items) i)) d
-   where v_items is not null;
-end $$;
 comment on function posthorn_api.claim_deliveries(uuid[], uuid[]) is 'Of each of these endpoints the delivery to send now, with the endpoint leased for 30 seconds; none where nothing is due or another worker has it. [nullable: previous_sealed_secret, sealed_auth_header, state, pending_count, group_id, conversation_id, message_ids]';
-
-create type posthorn_impl.attempt as (
-  item int,
-  owner_id int,
-  webhook_id uuid,
-  lease_id uuid,
-  delivery_id uuid,
-  http_status int,
-  problem text,
-  milliseconds int,
-  retry_after_seconds int,
-  goes_on boolean
-);
-
-create function posthorn_impl.record_owners_attempts(
-  p_attempts posthorn_impl.attempt[]
-) returns setof posthorn_impl.due_delivery
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-  c_failures constant int := 12;
-  v_attempt posthorn_impl.attempt;
-  v_webhook posthorn.webhooks;
-  v_delivery posthorn.deliveries;
-  v_now timestamptz;
-  v_is_done boolean;
-  v_may_retry boolean;
-  v_advice interval;
-  v_due posthorn_impl.due_delivery;
-begin
-  perform posthorn_impl.prove_owners(array(select a.owner_id from unnest(p_attempts) a));
-  for v_attempt in select a.* from unnest(p_attempts) a order by a.owner_id, a.webhook_id, a.item loop
-    select w.* into v_webhook
-      from posthorn.webhooks w
-     where w.owner_id = v_attempt.owner_id
-       and w.webhook_id = v_attempt.webhook_id
-       and w.status = 'active'
-       and w.lease_id = v_attempt.lease_id -- else it was registered anew, or another worker took over
-       for no key update;
-    continue when not found;
-    v_now := posthorn_impl.clock();
-    update posthorn.deliveries d
-       set attempts = d.attempts + 1
-     where d.owner_id = v_attempt.owner_id
-       and d.webhook_id = v_attempt.webhook_id
-       and d.delivery_id = v_attempt.delivery_id
-       and d.state = 'pending'
-    returning d.* into v_delivery;
-    continue when not found;
-    insert into posthorn.delivery_attempts (owner_id, delivery_id, attempt, attempted_at, milliseconds, http_status, problem)
-    values (v_attempt.owner_id, v_attempt.delivery_id, v_delivery.attempts, v_now - make_interval(secs => v_attempt.milliseconds / 1000.0),
-            v_attempt.milliseconds, v_attempt.http_status, v_attempt.problem);
-    v_is_done := v_attempt.http_status between 200 and 299;
-    -- no answer at all, or one that says that it may be different another time
-    v_may_retry := v_attempt.http_status is null or v_attempt.http_status in (408, 425, 429) or v_attempt.http_status between 500 and 599;
-    v_advice := case when v_may_retry and v_attempt.retry_after_seconds between 1 and 3600 then make_interval(secs => v_attempt.retry_after_seconds) end;
-    if v_is_done is true or v_attempt.http_status is not null and not v_may_retry or v_delivery.attempts >= v_delivery.attempts_allowed then
-      update posthorn.deliveries d
-         set state = case when v_is_done then 'delivered' else 'failed' end,
-             ended_at = v_now
-       where d.owner_id = v_attempt.owner_id
-         and d.delivery_id = v_attempt.delivery_id;
-    else
-      update posthorn.deliveries d
-         set next_attempt_at = v_now + coalesce(v_advice, posthorn_impl.wait_after(d.attempts - (d.attempts_allowed - 12)))
-       where d.owner_id = v_attempt.owner_id
-         and d.delivery_id = v_attempt.delivery_id;
-    end if;
-    if v_delivery.kind <> 'webhook.test' then
-      v_webhook.consecutive_failures := case when v_is_done then 0 else v_webhook.consecutive_failures + 1 end;
-      v_webhook.next_attempt_at := case when v_is_done then '-infinity' else v_now + coalesce(v_advice, posthorn_impl.wait_after(v_webhook.consecutive_failures)) end;
-      update posthorn.webhooks w
-         set consecutive_failures = v_webhook.consecutive_failures,
-             next_attempt_at = v_webhook.next_attempt_at,
-             last_delivered_at = case when v_is_done then v_now else w.last_delivered_at end
-       where w.owner_id = v_webhook.owner_id
-         and w.webhook_id = v_webhook.webhook_id;
-    end if;
-    if v_webhook.consecutive_failures >= c_failures then
-      -- the mailbox still says that it wants events: whoever appends the next one sees to that, who holds it
-      perform posthorn_impl.stop_webhook(v_webhook, 'delivery_failures', v_now);
-      perform posthorn_impl.record_act(row(1, v_webhook.owner_id, null, null, null, null)::posthorn_impl.proven, 'webhook.disable', v_webhook.webhook_id, v_now, v_webhook.agent_id);
-    elsif v_attempt.goes_on then
-      v_due := posthorn_impl.next_delivery(v_webhook, v_attempt.item, v_attempt.lease_id, v_now);
-      if v_due.delivery_id is not null then
-        return next v_due;
-      end if;
-    else
-      update posthorn.webhooks w set lease_id = null, leased_until = '-infinity' where w.owner_id = v_webhook.owner_id and w.webhook_id = v_webhook.webhook_id;
-      perform posthorn_impl.add_drains(array[v_webhook.webhook_id]);
-    end if;
-  end loop;
-end $$;
-comment on function posthorn_impl.record_owners_attempts(posthorn_impl.attempt[]) is 'Records attempts, decides what each means for its delivery and its endpoint, and answers the next delivery of those endpoints that go on.';
 
 create function posthorn_api.record_attempts(
   p_webhook_ids uuid[],
@@ -1003,19 +905,111 @@ create function posthorn_api.record_attempts(
 ) returns setof posthorn_impl.due_delivery
 language plpgsql
 volatile
-security invoker
+security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 as $$
+declare
+  v_items int[];
+  v_owners int[];
+  v_item int;
+  v_webhook posthorn.webhooks;
+  v_due posthorn_impl.due_delivery;
 begin
-  return query
-  select d.*
-    from posthorn_impl.record_owners_attempts(array(
-           select row(u.item, w.owner_id, w.webhook_id, p_lease_ids[u.item], p_delivery_ids[u.item], p_http_statuses[u.item], p_problems[u.item], p_milliseconds[u.item],
-                      p_retry_after_seconds[u.item], p_go_on[u.item])::posthorn_impl.attempt
-             from unnest(p_webhook_ids) with ordinality u(webhook_id, item)
-             join posthorn.webhooks w on w.webhook_id = u.webhook_id and w.status = 'active')) d;
+  select array_agg(o.item), array_agg(o.owner_id) into v_items, v_owners from posthorn_impl.owners_of_webhooks(p_webhook_ids) o;
+  perform posthorn_impl.prove_owners(v_owners);
+  for n in 1 .. coalesce(cardinality(v_items), 0) loop
+    v_item := v_items[n];
+    select w.* into v_webhook
+      from posthorn.webhooks w
+     where w.owner_id = v_owners[n]
+       and w.webhook_id = p_webhook_ids[v_item]
+       and w.status = 'active'
+       and w.lease_id = p_lease_ids[v_item] -- else it was registered anew, or another worker took over
+       for no key update;
+    continue when not found;
+    v_webhook := posthorn_impl.record_attempt(
+      v_webhook, p_delivery_ids[v_item], p_http_statuses[v_item], p_problems[v_item], p_milliseconds[v_item], p_retry_after_seconds[v_item], posthorn_impl.clock());
+    continue when v_webhook.status <> 'active';
+    if p_go_on[v_item] then
+      v_due := posthorn_impl.next_delivery(v_webhook, v_item, p_lease_ids[v_item], posthorn_impl.clock());
+      if v_due.delivery_id is not null then
+        return next v_due;
+      end if;
+    else
+      update posthorn.webhooks w set lease_id = null, leased_until = '-infinity' where w.owner_id = v_webhook.owner_id and w.webhook_id = v_webhook.webhook_id;
+      perform posthorn_impl.add_drains(array[v_webhook.webhook_id]);
+    end if;
+  end loop;
 end $$;
 comment on function posthorn_api.record_attempts(uuid[], uuid[], uuid[], int[], text[], int[], int[], boolean[]) is 'Records how attempts went, by the lease under which each was claimed, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. [nullable: previous_sealed_secret, sealed_auth_header, state, pending_count, group_id, conversation_id, message_ids]';
+
+create function posthorn_impl.record_attempt(
+  p_webhook posthorn.webhooks,
+  p_delivery_id uuid,
+  p_http_status int,
+  p_problem text,
+  p_milliseconds int,
+  p_retry_after_seconds int,
+  p_now timestamptz
+) returns posthorn.webhooks
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+  c_failures constant int := 12;
+  -- no answer at all, or one that says that it may be different another time
+  v_may_retry constant boolean := p_http_status is null or p_http_status in (408, 425, 429) or p_http_status between 500 and 599;
+  v_is_done constant boolean := p_http_status is not null and p_http_status between 200 and 299;
+  v_advice constant interval := case when v_may_retry and p_retry_after_seconds between 1 and 3600 then make_interval(secs => p_retry_after_seconds) end;
+  v_delivery posthorn.deliveries;
+begin
+  update posthorn.deliveries d
+     set attempts = d.attempts + 1
+   where d.owner_id = p_webhook.owner_id
+     and d.webhook_id = p_webhook.webhook_id
+     and d.delivery_id = p_delivery_id
+     and d.state = 'pending'
+  returning d.* into v_delivery;
+  if not found then
+    return p_webhook;
+  end if;
+  insert into posthorn.delivery_attempts (owner_id, delivery_id, attempt, attempted_at, milliseconds, http_status, problem)
+  values (v_delivery.owner_id, p_delivery_id, v_delivery.attempts, p_now - make_interval(secs => p_milliseconds / 1000.0), p_milliseconds, p_http_status, p_problem);
+  if v_may_retry and v_delivery.attempts < v_delivery.attempts_allowed then
+    update posthorn.deliveries d
+       set next_attempt_at = p_now + coalesce(v_advice, posthorn_impl.wait_after(d.attempts - (d.attempts_allowed - 12)))
+     where d.owner_id = v_delivery.owner_id
+       and d.delivery_id = p_delivery_id;
+  else
+    update posthorn.deliveries d
+       set state = case when v_is_done then 'delivered' else 'failed' end,
+           ended_at = p_now
+     where d.owner_id = v_delivery.owner_id
+       and d.delivery_id = p_delivery_id;
+  end if;
+  if v_delivery.kind = 'webhook.test' then
+    return p_webhook; -- it tells nothing of the endpoint's health
+  end if;
+  update posthorn.webhooks w
+     set consecutive_failures = case when v_is_done then 0 else w.consecutive_failures + 1 end,
+         next_attempt_at = case when v_is_done then '-infinity' else p_now + coalesce(v_advice, posthorn_impl.wait_after(w.consecutive_failures + 1)) end,
+         last_delivered_at = case when v_is_done then p_now else w.last_delivered_at end
+   where w.owner_id = p_webhook.owner_id
+     and w.webhook_id = p_webhook.webhook_id
+  returning w.* into p_webhook;
+  if p_webhook.consecutive_failures >= c_failures then
+    -- the mailbox still says that it wants events: whoever appends the next one sees to that, who holds it
+    perform posthorn_impl.stop_webhook(p_webhook, 'delivery_failures', p_now);
+    perform posthorn_impl.record_act(row(1, p_webhook.owner_id, null, null, null, null)::posthorn_impl.proven, 'webhook.disable', p_webhook.webhook_id, p_now, p_webhook.agent_id);
+    p_webhook.status := 'disabled';
+  end if;
+  return p_webhook;
+end $$;
+comment on function posthorn_impl.record_attempt(posthorn.webhooks, uuid, int, text, int, int, timestamptz) is 'Records one attempt and decides what it means for its delivery and for the endpoint, whose row is locked; answers the endpoint as it is now.';
 
 create function ops.requeue_delivery(
   p_owner_id uuid,
@@ -1040,5 +1034,4 @@ grant execute on function
   posthorn_api.redeliver_as_owner(bytea, uuid) to posthorn_app, posthorn_admin;
 grant execute on function ops.requeue_delivery(uuid, uuid) to posthorn_admin;
 grant execute on function
-  posthorn_impl.claim_owners_deliveries(int[], int[], uuid[], uuid[]), posthorn_api.claim_deliveries(uuid[], uuid[]), posthorn_impl.record_owners_attempts(posthorn_impl.attempt[]),
-  posthorn_api.record_attempts(uuid[], uuid[], uuid[], int[], text[], int[], int[], boolean[]) to posthorn_jobs;
+  posthorn_api.claim_deliveries(uuid[], uuid[]), posthorn_api.record_attempts(uuid[], uuid[], uuid[], int[], text[], int[], int[], boolean[]) to posthorn_jobs;

@@ -40,13 +40,22 @@ const say = (to: TestAgent) => ({
 test('a message wakes its recipient, without content', async () => {
   const [a, b] = await pair();
   const receiver = await receiverOf();
-  const registered = await b.call('PUT', '/webhook', { url: receiver.url, agent_id: b.id, auth_header: 'Bearer planted-auth' });
+  const registered = await b.call('PUT', '/webhook', {
+    url: receiver.url,
+    agent_id: b.id,
+    auth_header: 'Bearer planted-auth',
+  });
   expect(registered.body).toMatchObject({ status: 'active' });
   const sent = await a.send(say(b));
   expect(sent.status).toBe(201);
   const [wake] = await receiver.until(1);
   expect(wake!.json).toMatchObject({ type: 'messaging.pending', message_ids: [sent.body.id], pending_count: 1 });
   console.log(wake!.headers, wake!.body, registered.body);
-  await expect.poll(async () => (await b.call('GET', `/webhook/deliveries?agent_id=${b.id}`)).body.deliveries[0]?.state).toBe('delivered');
-  console.log((await b.call('GET', `/status?agent_id=${b.id}`)).body, JSON.stringify((await b.call('GET', `/webhook/deliveries?agent_id=${b.id}`)).body));
+  await expect
+    .poll(async () => (await b.call('GET', `/webhook/deliveries?agent_id=${b.id}`)).body.deliveries[0]?.state)
+    .toBe('delivered');
+  console.log(
+    (await b.call('GET', `/status?agent_id=${b.id}`)).body,
+    JSON.stringify((await b.call('GET', `/webhook/deliveries?agent_id=${b.id}`)).body),
+  );
 });
