@@ -107,7 +107,7 @@ export const WEBHOOK_EVENTS = [
 /** A webhook in short, for every turn. */
 export const WebhookSummary = z.object({
   url_host: z.string(),
-  events: z.array(z.enum(WEBHOOK_EVENTS)),
+  events: z.array(z.string()),
   status: z.enum(['active', 'disabled']),
   consecutive_failures: z.int(),
   last_delivered_at: timeOrNull(),
@@ -136,7 +136,7 @@ export function webhookSummary(row: AgentStatusRow): z.infer<typeof WebhookSumma
   if (row.webhookStatus === null) return null;
   return {
     url_host: row.webhookUrlHost!,
-    events: row.webhookEvents as z.infer<typeof WebhookSummary>['events'],
+    events: row.webhookEvents!,
     status: row.webhookStatus as 'active' | 'disabled',
     consecutive_failures: row.webhookConsecutiveFailures!,
     last_delivered_at: iso(row.webhookLastDeliveredAt),

@@ -130,7 +130,7 @@ async function show(
     url: openForWebhook(keys, { agentId: row.agentId, field: 'url' }, row.sealedUrl),
     url_host: row.urlHost,
     has_auth_header: row.hasAuthHeader,
-    events: row.events as z.output<typeof Registration>['events'],
+    events: row.events,
     status: row.status as 'active' | 'disabled',
     disabled_reason: row.disabledReason as 'owner' | 'delivery_failures' | null,
     consecutive_failures: row.consecutiveFailures,
