@@ -94,7 +94,7 @@ function addOperation(parent: Command, operation: Operation): void {
 
 interface Field {
   name: string;
-  /** Whether every route has it in its path: then it is an argument, else an option. */
+  /** Whether every route has it in its path: then it is an argument, else an option. A URL too, since --url is the server. */
   isArgument: boolean;
   isRequired: boolean;
   isList: boolean;
@@ -119,7 +119,7 @@ function readFields(operation: Operation): Field[] {
   const { properties = {}, required = [] } = z.toJSONSchema(operation.input, { io: 'input' });
   return Object.entries(properties as Record<string, JsonSchema>).map(([name, schema]) => ({
     name,
-    isArgument: operation.routes.every(({ path }) => path.split('/').includes(`:${name}`)),
+    isArgument: name === 'url' || operation.routes.every(({ path }) => path.split('/').includes(`:${name}`)),
     isRequired: required.includes(name) && name !== 'idempotency_key',
     isList: schema.type === 'array',
     isNumber: schema.type === 'integer',
