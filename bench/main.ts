@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { formatTable, missedBars, type Report } from './rounds.ts';
 import { benchSend } from './send.ts';
+import { benchWebhooks } from './webhooks.ts';
 
 interface Bench {
   about: string;
@@ -21,7 +22,10 @@ const BENCHES: Record<string, Bench> = {
   pods: { about: 'comes with the full set of measurements', run: undefined },
   streams: { about: 'comes with event streams', run: undefined },
   wake: { about: 'comes with event streams', run: undefined },
-  webhooks: { about: 'comes with webhooks', run: undefined },
+  webhooks: {
+    about: 'deliveries of webhooks next to a bare undici loop; healthy endpoints beside dead ones',
+    run: benchWebhooks,
+  },
   start: { about: 'comes with the full set of measurements', run: undefined },
 };
 
