@@ -82,6 +82,12 @@ create type posthorn_impl.due_delivery as (
   conversation_id uuid,
   message_ids uuid[]
 );
+create type posthorn_impl.endpoint as (
+  item integer,
+  owner_id integer,
+  webhook_id uuid,
+  lease_id uuid
+);
 create type posthorn_impl.group_view as (
   id uuid,
   name text,
@@ -1075,7 +1081,7 @@ create function posthorn_api.beat_worker(p_worker_id text) returns integer
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
@@ -1153,7 +1159,7 @@ create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_li
 create function posthorn_api.recognise_server(p_limit integer) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.record_attempts(p_webhook_ids uuid[], p_lease_ids uuid[], p_delivery_ids uuid[], p_http_statuses integer[], p_problems text[], p_milliseconds integer[], p_retry_after_seconds integer[], p_go_on boolean[]) returns SETOF posthorn_impl.due_delivery
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.redeliver(p_credential bytea, p_delivery_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_id uuid) returns posthorn_impl.delivery_view
@@ -1188,7 +1194,7 @@ create function posthorn_api.test_webhook(p_credential bytea, p_agent_id uuid DE
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_wait interval DEFAULT NULL::interval) returns void
+create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_waits interval[] DEFAULT NULL::interval[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -1282,10 +1288,12 @@ create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.next_delivery(p_webhook posthorn.webhooks, p_item integer, p_lease_id uuid, p_now timestamp with time zone) returns posthorn_impl.due_delivery
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.next_deliveries(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns SETOF posthorn_impl.due_delivery
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_presence(p_owners integer[], p_agent_ids uuid[], p_now timestamp with time zone) returns void
@@ -1308,12 +1316,10 @@ create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
-create function posthorn_impl.read_log(p_webhook posthorn.webhooks, p_now timestamp with time zone) returns bigint
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.record_attempt(p_webhook posthorn.webhooks, p_delivery_id uuid, p_http_status integer, p_problem text, p_milliseconds integer, p_retry_after_seconds integer, p_now timestamp with time zone) returns posthorn.webhooks
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
@@ -1470,7 +1476,7 @@ grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea
 grant execute on function posthorn_api.set_webhook(bytea,text,bytea,bytea,text[],bytea,boolean,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
-grant execute on function posthorn_impl.add_drains(uuid[],interval) to posthorn_engine;
+grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;

@@ -28,7 +28,7 @@ set local role posthorn_enqueuer;
 
 create function posthorn_impl.add_drains(
   p_webhook_ids uuid[],
-  p_wait interval default null
+  p_waits interval[] default null
 ) returns void
 language plpgsql
 volatile
@@ -39,14 +39,14 @@ begin
   -- Two keys: news never waits for a retry that is hours away, and a retry is not brought forward by news.
   perform graphile_worker.add_jobs(
     array(
-      select row('webhook__deliver', json_build_object('webhook_id', w), null, now() + coalesce(p_wait, '0'), null,
-                 'webhook:' || w || case when p_wait is null then '' else ':retry' end, null, null)::graphile_worker.job_spec
-        from unnest(p_webhook_ids) w),
-    job_key_preserve_run_at => p_wait is null);
+      select row('webhook__deliver', json_build_object('webhook_id', w.id), null, now() + coalesce(w.wait, '0'), null,
+                 'webhook:' || w.id || case when p_waits is null then '' else ':retry' end, null, null)::graphile_worker.job_spec
+        from unnest(p_webhook_ids, p_waits) w(id, wait)),
+    job_key_preserve_run_at => p_waits is null);
 end $$;
-comment on function posthorn_impl.add_drains(uuid[], interval) is 'Puts a job into the queue for each webhook that delivers what is due: now, or after a wait. At most one of either kind waits for each.';
-revoke execute on function posthorn_impl.add_drains(uuid[], interval) from public;
-grant execute on function posthorn_impl.add_drains(uuid[], interval) to posthorn_engine;
+comment on function posthorn_impl.add_drains(uuid[], interval[]) is 'Puts a job into the queue for each webhook that delivers what is due: now, or each after its wait. At most one of either kind waits for each.';
+revoke execute on function posthorn_impl.add_drains(uuid[], interval[]) from public;
+grant execute on function posthorn_impl.add_drains(uuid[], interval[]) to posthorn_engine;
 
 set local role posthorn_engine;
 revoke create on schema posthorn_impl from posthorn_enqueuer;
@@ -104,6 +104,14 @@ create type posthorn_impl.due_delivery as (
   group_id uuid,
   conversation_id uuid,
   message_ids uuid[]
+);
+
+-- An endpoint that is looked at, and the lease that it is to have.
+create type posthorn_impl.endpoint as (
+  item int,
+  owner_id int,
+  webhook_id uuid,
+  lease_id uuid
 );
 
 create function posthorn_impl.view_webhooks(
@@ -203,46 +211,51 @@ begin
 end $$;
 comment on function posthorn_impl.delete_webhooks(int, uuid[], uuid[]) is 'Removes the endpoints of agents and those that connections registered, with their deliveries; answers how many. The caller holds the mailboxes.';
 
-create function posthorn_impl.read_log(
-  p_webhook posthorn.webhooks,
+create function posthorn_impl.read_logs(
+  p_endpoints posthorn_impl.endpoint[],
   p_now timestamptz
-) returns bigint
+) returns void
 language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
 as $$
 declare
   c_batch constant int := 1000;
-  v_seen bigint := p_webhook.seen_seq;
-  v_read int;
+  v_is_more boolean := true;
 begin
-  loop
+  while v_is_more loop
     with event as materialized (
-      select e.*
-        from posthorn.events e
-       where e.owner_id = p_webhook.owner_id
-         and e.agent_id = p_webhook.agent_id
-         and e.seq > v_seen
-       order by e.seq
-       limit c_batch
+      select w.owner_id, w.webhook_id, w.events, e.seq, e.kind, e.subject_id, e.state, e.occurred_at
+        from unnest(p_endpoints) p
+        join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+       cross join lateral (
+         select x.*
+           from posthorn.events x
+          where x.owner_id = p.owner_id
+            and x.agent_id = w.agent_id
+            and x.seq > w.seen_seq
+          order by x.seq
+          limit c_batch) e
     ), made as (
       insert into posthorn.deliveries (owner_id, webhook_id, event_seq, kind, subject_id, event_state, occurred_at, next_attempt_at, created_at)
-      select e.owner_id, p_webhook.webhook_id, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, p_now, p_now
+      select e.owner_id, e.webhook_id, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, p_now, p_now
         from event e
-       where e.kind = any (p_webhook.events)
-       order by e.seq
+       where e.kind = any (e.events)
+       order by e.owner_id, e.webhook_id, e.seq
+    ), read as (
+      select e.owner_id, e.webhook_id, max(e.seq) as seq, count(*) as events from event e group by e.owner_id, e.webhook_id
+    ), seen as (
+      update posthorn.webhooks w
+         set seen_seq = r.seq
+        from read r
+       where w.owner_id = r.owner_id
+         and w.webhook_id = r.webhook_id
     )
-    select coalesce(max(e.seq), v_seen), count(*) into v_seen, v_read from event e;
-    exit when v_read < c_batch;
+    select coalesce(max(r.events) = c_batch, false) into v_is_more from read r;
   end loop;
-  if v_seen > p_webhook.seen_seq then
-    update posthorn.webhooks w set seen_seq = v_seen where w.owner_id = p_webhook.owner_id and w.webhook_id = p_webhook.webhook_id;
-  end if;
-  return v_seen;
 end $$;
-comment on function posthorn_impl.read_log(posthorn.webhooks, timestamptz) is 'Makes deliveries of the events that the endpoint has not seen and wants; answers how far it has seen. Its row is locked.';
+comment on function posthorn_impl.read_logs(posthorn_impl.endpoint[], timestamptz) is 'Makes deliveries of the events that these endpoints have not seen and want. Their rows are locked.';
 
 create function posthorn_impl.end_deliveries(
   p_owner_id int,
@@ -407,7 +420,7 @@ begin
   end if;
   if v_webhook.status = 'active' then
     -- by the filter that held when they happened
-    perform posthorn_impl.read_log(v_webhook, v_now);
+    perform posthorn_impl.read_logs(array[row(1, v_me.owner_id, v_webhook.webhook_id, null)::posthorn_impl.endpoint], v_now);
   end if;
   update posthorn.webhooks w
      set connection_id = v_me.connection_id,
@@ -772,86 +785,134 @@ as $$
 $$;
 comment on function posthorn_impl.wait_after(int) is 'How long to wait after so many failures, at least one.';
 
-create function posthorn_impl.next_delivery(
-  p_webhook posthorn.webhooks,
-  p_item int,
-  p_lease_id uuid,
+-- Batches of endpoints, by statements that take them all: a policy costs 15 microseconds for each table that a statement
+-- names, and one endpoint at a time paid a millisecond for each delivery.
+
+create function posthorn_impl.next_deliveries(
+  p_endpoints posthorn_impl.endpoint[],
   p_now timestamptz
-) returns posthorn_impl.due_delivery
+) returns setof posthorn_impl.due_delivery
 language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
 as $$
 declare
-  c_lease constant interval := '30 seconds';  -- an attempt takes 10
+  c_lease constant interval := '30 seconds'; -- an attempt takes 10
   c_pause constant interval := '60 seconds';
-  v_due posthorn.deliveries;
-  v_next timestamptz;
-  v_answer posthorn_impl.due_delivery;
+  v_is_paused constant boolean := posthorn_impl.limit_value('deliveries_paused') > 0;
+  v_open posthorn_impl.endpoint[];
+  v_left posthorn_impl.endpoint[];
+  v_found record;
+  v_items int[] := '{}';
+  v_deliveries uuid[] := '{}';
+  v_ids uuid[];
+  v_waits interval[];
 begin
-  if (select o.suspended_at from posthorn.owners o where o.owner_id = p_webhook.owner_id) is not null or posthorn_impl.limit_value('deliveries_paused') > 0 then
-    update posthorn.webhooks w set lease_id = null, leased_until = '-infinity' where w.owner_id = p_webhook.owner_id and w.webhook_id = p_webhook.webhook_id;
-    perform posthorn_impl.add_drains(array[p_webhook.webhook_id], c_pause);
-    return null;
+  v_open := array(select p from unnest(p_endpoints) p join posthorn.owners o on o.owner_id = p.owner_id where o.suspended_at is null and not v_is_paused);
+  if cardinality(v_open) < cardinality(p_endpoints) then
+    v_ids := array(select p.webhook_id from unnest(p_endpoints) p where p.item <> all (array(select o.item from unnest(v_open) o)));
+    perform posthorn_impl.add_drains(v_ids, array_fill(c_pause, array[cardinality(v_ids)]));
   end if;
-  perform posthorn_impl.read_log(p_webhook, p_now);
-  loop
-    select d.* into v_due
-      from posthorn.deliveries d
-     where d.owner_id = p_webhook.owner_id
-       and d.webhook_id = p_webhook.webhook_id
-       and d.state = 'pending'
-       and d.next_attempt_at <= p_now
-       and (p_webhook.next_attempt_at <= p_now or d.kind = 'webhook.test')
-     order by d.kind = 'webhook.test' desc, d.next_attempt_at, d.event_seq
-     limit 1;
-    exit when not found
-      or v_due.kind <> 'messaging.pending'
-      or exists (
-        select from posthorn.messages m
-         where m.owner_id = v_due.owner_id
-           and m.message_id = v_due.subject_id
-           and posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered'));
-    -- nobody needs to be woken for it any more
-    update posthorn.deliveries d set state = 'skipped', ended_at = p_now where d.owner_id = v_due.owner_id and d.delivery_id = v_due.delivery_id;
+  perform posthorn_impl.read_logs(v_open, p_now);
+  v_left := v_open;
+  while cardinality(v_left) > 0 loop
+    with candidate as materialized (
+      select p.item, p.owner_id, p.webhook_id, p.lease_id, d.delivery_id, d.kind, d.subject_id
+        from unnest(v_left) p
+        join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+       cross join lateral (
+         select x.delivery_id, x.kind, x.subject_id
+           from posthorn.deliveries x
+          where x.owner_id = p.owner_id
+            and x.webhook_id = p.webhook_id
+            and x.state = 'pending'
+            and x.next_attempt_at <= p_now
+            and (w.next_attempt_at <= p_now or x.kind = 'webhook.test')
+          order by x.kind = 'webhook.test' desc, x.next_attempt_at, x.event_seq
+          limit 1) d
+    ), skipped as (
+      -- nobody needs to be woken for it any more
+      update posthorn.deliveries d
+         set state = 'skipped',
+             ended_at = p_now
+        from candidate c
+       where d.owner_id = c.owner_id
+         and d.delivery_id = c.delivery_id
+         and c.kind = 'messaging.pending'
+         and not exists (
+           select from posthorn.messages m
+            where m.owner_id = c.owner_id
+              and m.message_id = c.subject_id
+              and posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered'))
+      returning c.item
+    )
+    select array_agg(c.item) filter (where s.item is null) as items, array_agg(c.delivery_id) filter (where s.item is null) as deliveries,
+           array_agg(row(c.item, c.owner_id, c.webhook_id, c.lease_id)::posthorn_impl.endpoint) filter (where s.item is not null) as again
+      into v_found
+      from candidate c
+      left join skipped s on s.item = c.item;
+    v_items := v_items || v_found.items;
+    v_deliveries := v_deliveries || v_found.deliveries;
+    v_left := v_found.again;
   end loop;
   update posthorn.webhooks w
-     set lease_id = case when v_due.delivery_id is not null then p_lease_id end,
-         leased_until = case when v_due.delivery_id is null then '-infinity' else p_now + c_lease end
-   where w.owner_id = p_webhook.owner_id
-     and w.webhook_id = p_webhook.webhook_id;
-  if v_due.delivery_id is null then
-    select min(greatest(d.next_attempt_at, p_webhook.next_attempt_at)) into v_next
-      from posthorn.deliveries d
-     where d.owner_id = p_webhook.owner_id
-       and d.webhook_id = p_webhook.webhook_id
-       and d.state = 'pending';
-    if v_next is not null then
-      perform posthorn_impl.add_drains(array[p_webhook.webhook_id], v_next - p_now);
+     set lease_id = case when p.item = any (v_items) then p.lease_id end,
+         leased_until = case when p.item = any (v_items) then p_now + c_lease else '-infinity' end
+    from unnest(p_endpoints) p
+   where w.owner_id = p.owner_id
+     and w.webhook_id = p.webhook_id;
+  if cardinality(v_items) < cardinality(v_open) then
+    select array_agg(p.webhook_id), array_agg(x.next_at - p_now) into v_ids, v_waits
+      from unnest(v_open) p
+      join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+     cross join lateral (
+       select min(greatest(d.next_attempt_at, w.next_attempt_at)) as next_at
+         from posthorn.deliveries d
+        where d.owner_id = p.owner_id
+          and d.webhook_id = p.webhook_id
+          and d.state = 'pending') x
+     where p.item <> all (v_items)
+       and x.next_at is not null;
+    if v_ids is not null then
+      perform posthorn_impl.add_drains(v_ids, v_waits);
     end if;
-    return null;
   end if;
-  select p_item, w.webhook_id, v_due.delivery_id, w.agent_id, o.id, k.ring_key_id, k.wrapped_key, w.sealed_url, w.sealed_secret,
-         case when w.previous_until > p_now then w.previous_sealed_secret end, w.sealed_auth_header, v_due.kind, v_due.occurred_at, v_due.subject_id, v_due.event_state,
-         case when v_due.kind = 'messaging.pending' then posthorn_impl.count_pending(w.owner_id, w.agent_id, p_now) end, m.group_id, m.conversation_id,
-         case v_due.kind
-           when 'messaging.pending' then array[v_due.subject_id]
-           when 'message.state' then array[v_due.subject_id]
-           when 'proposal.decided' then array(
-             select h.message_id from posthorn.messages h where h.owner_id = w.owner_id and h.proposal_id = v_due.subject_id and h.sender_agent_id = w.agent_id order by h.message_id)
+  return query
+  select p.item, w.webhook_id, d.delivery_id, w.agent_id, o.id, k.ring_key_id, k.wrapped_key, w.sealed_url, w.sealed_secret,
+         case when w.previous_until > p_now then w.previous_sealed_secret end, w.sealed_auth_header, d.kind, d.occurred_at, d.subject_id, d.event_state,
+         case when d.kind = 'messaging.pending' then posthorn_impl.count_pending(w.owner_id, w.agent_id, p_now) end, m.group_id, m.conversation_id,
+         case d.kind
+           when 'messaging.pending' then array[d.subject_id]
+           when 'message.state' then array[d.subject_id]
+           when 'proposal.decided' then posthorn_impl.mail_behind(w.owner_id, d.subject_id, w.agent_id)
          end
-    into v_answer
-    from posthorn.webhooks w
-    join posthorn.owners o on o.owner_id = w.owner_id
-    join posthorn.owner_keys k on k.owner_id = w.owner_id
-    left join posthorn.messages m on m.owner_id = w.owner_id and m.message_id = v_due.subject_id and v_due.kind = 'messaging.pending'
-   where w.owner_id = p_webhook.owner_id
-     and w.webhook_id = p_webhook.webhook_id;
-  return v_answer;
+    from unnest(v_items, v_deliveries) f(item, delivery_id)
+    join unnest(v_open) p on p.item = f.item
+    join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+    join posthorn.deliveries d on d.owner_id = p.owner_id and d.delivery_id = f.delivery_id
+    join posthorn.owners o on o.owner_id = p.owner_id
+    join posthorn.owner_keys k on k.owner_id = p.owner_id
+    left join posthorn.messages m on m.owner_id = p.owner_id and m.message_id = d.subject_id and d.kind = 'messaging.pending';
 end $$;
-comment on function posthorn_impl.next_delivery(posthorn.webhooks, int, uuid, timestamptz) is 'The delivery to send now, with the endpoint leased for it; or null, and a job for the time when something is due. The endpoint''s row is locked.';
+comment on function posthorn_impl.next_deliveries(posthorn_impl.endpoint[], timestamptz) is 'Of each of these endpoints the delivery to send now, with the endpoint leased for it; or none, and a job for the time when something is due. Their rows are locked.';
+
+create function posthorn_impl.mail_behind(
+  p_owner_id int,
+  p_proposal_id uuid,
+  p_sender_agent_id uuid
+) returns uuid[]
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select array(
+    select m.message_id from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p_proposal_id and m.sender_agent_id = p_sender_agent_id order by m.message_id)
+$$;
+comment on function posthorn_impl.mail_behind(int, uuid, uuid) is 'An agent''s messages behind a request.';
+
+-- Settings of these two hold for all that they call: plans of looking up by key, made while tables are small or not.
 
 create function posthorn_api.claim_deliveries(
   p_webhook_ids uuid[],
@@ -861,35 +922,38 @@ language plpgsql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
 declare
-  v_items int[];
-  v_owners int[];
-  v_webhook posthorn.webhooks;
+  v_endpoints posthorn_impl.endpoint[] := array(
+    select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
   v_now timestamptz;
-  v_due posthorn_impl.due_delivery;
+  v_free posthorn_impl.endpoint[];
+  v_leased uuid[];
+  v_waits interval[];
 begin
-  select array_agg(o.item), array_agg(o.owner_id) into v_items, v_owners from posthorn_impl.owners_of_webhooks(p_webhook_ids) o;
-  perform posthorn_impl.prove_owners(v_owners);
-  for n in 1 .. coalesce(cardinality(v_items), 0) loop
-    select w.* into v_webhook
-      from posthorn.webhooks w
-     where w.owner_id = v_owners[n]
-       and w.webhook_id = p_webhook_ids[v_items[n]]
-       and w.status = 'active'
-       for no key update;
-    continue when not found;
-    v_now := posthorn_impl.clock();
-    if v_webhook.leased_until > v_now then
-      -- whoever has it looks again after each delivery; should they have died, this looks after them
-      perform posthorn_impl.add_drains(array[v_webhook.webhook_id], v_webhook.leased_until - v_now);
-      continue;
-    end if;
-    v_due := posthorn_impl.next_delivery(v_webhook, v_items[n], p_lease_ids[v_items[n]], v_now);
-    if v_due.delivery_id is not null then
-      return next v_due;
-    end if;
-  end loop;
+  perform posthorn_impl.prove_owners(array(select e.owner_id from unnest(v_endpoints) e));
+  perform 1
+     from unnest(v_endpoints) e
+     join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id
+    order by w.owner_id, w.webhook_id
+      for no key update of w;
+  v_now := posthorn_impl.clock();
+  select array_agg(row(e.item, e.owner_id, e.webhook_id, e.lease_id)::posthorn_impl.endpoint) filter (where w.leased_until <= v_now),
+         array_agg(e.webhook_id) filter (where w.leased_until > v_now), array_agg(w.leased_until - v_now) filter (where w.leased_until > v_now)
+    into v_free, v_leased, v_waits
+    from (select distinct on (x.owner_id, x.webhook_id) x.* from unnest(v_endpoints) x order by x.owner_id, x.webhook_id, x.item) e
+    join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id and w.status = 'active';
+  if v_leased is not null then
+    -- whoever has it looks again after each delivery; should they have died, this looks after them
+    perform posthorn_impl.add_drains(v_leased, v_waits);
+  end if;
+  if v_free is not null then
+    return query select d.* from posthorn_impl.next_deliveries(v_free, v_now) d;
+  end if;
 end $$;
 comment on function posthorn_api.claim_deliveries(uuid[], uuid[]) is 'Of each of these endpoints the delivery to send now, with the endpoint leased for 30 seconds; none where nothing is due or another worker has it. [nullable: previous_sealed_secret, sealed_auth_header, state, pending_count, group_id, conversation_id, message_ids]';
 
@@ -908,108 +972,97 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
-as $$
-declare
-  v_items int[];
-  v_owners int[];
-  v_item int;
-  v_webhook posthorn.webhooks;
-  v_due posthorn_impl.due_delivery;
-begin
-  select array_agg(o.item), array_agg(o.owner_id) into v_items, v_owners from posthorn_impl.owners_of_webhooks(p_webhook_ids) o;
-  perform posthorn_impl.prove_owners(v_owners);
-  for n in 1 .. coalesce(cardinality(v_items), 0) loop
-    v_item := v_items[n];
-    select w.* into v_webhook
-      from posthorn.webhooks w
-     where w.owner_id = v_owners[n]
-       and w.webhook_id = p_webhook_ids[v_item]
-       and w.status = 'active'
-       and w.lease_id = p_lease_ids[v_item] -- else it was registered anew, or another worker took over
-       for no key update;
-    continue when not found;
-    v_webhook := posthorn_impl.record_attempt(
-      v_webhook, p_delivery_ids[v_item], p_http_statuses[v_item], p_problems[v_item], p_milliseconds[v_item], p_retry_after_seconds[v_item], posthorn_impl.clock());
-    continue when v_webhook.status <> 'active';
-    if p_go_on[v_item] then
-      v_due := posthorn_impl.next_delivery(v_webhook, v_item, p_lease_ids[v_item], posthorn_impl.clock());
-      if v_due.delivery_id is not null then
-        return next v_due;
-      end if;
-    else
-      update posthorn.webhooks w set lease_id = null, leased_until = '-infinity' where w.owner_id = v_webhook.owner_id and w.webhook_id = v_webhook.webhook_id;
-      perform posthorn_impl.add_drains(array[v_webhook.webhook_id]);
-    end if;
-  end loop;
-end $$;
-comment on function posthorn_api.record_attempts(uuid[], uuid[], uuid[], int[], text[], int[], int[], boolean[]) is 'Records how attempts went, by the lease under which each was claimed, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. [nullable: previous_sealed_secret, sealed_auth_header, state, pending_count, group_id, conversation_id, message_ids]';
-
-create function posthorn_impl.record_attempt(
-  p_webhook posthorn.webhooks,
-  p_delivery_id uuid,
-  p_http_status int,
-  p_problem text,
-  p_milliseconds int,
-  p_retry_after_seconds int,
-  p_now timestamptz
-) returns posthorn.webhooks
-language plpgsql
-volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
 as $$
 declare
   c_failures constant int := 12;
-  -- no answer at all, or one that says that it may be different another time
-  v_may_retry constant boolean := p_http_status is null or p_http_status in (408, 425, 429) or p_http_status between 500 and 599;
-  v_is_done constant boolean := p_http_status is not null and p_http_status between 200 and 299;
-  v_advice constant interval := case when v_may_retry and p_retry_after_seconds between 1 and 3600 then make_interval(secs => p_retry_after_seconds) end;
-  v_delivery posthorn.deliveries;
+  v_endpoints posthorn_impl.endpoint[] := array(
+    select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
+  v_now timestamptz;
+  v_webhook posthorn.webhooks;
+  v_going posthorn_impl.endpoint[];
+  v_stopping uuid[];
 begin
-  update posthorn.deliveries d
-     set attempts = d.attempts + 1
-   where d.owner_id = p_webhook.owner_id
-     and d.webhook_id = p_webhook.webhook_id
-     and d.delivery_id = p_delivery_id
-     and d.state = 'pending'
-  returning d.* into v_delivery;
-  if not found then
-    return p_webhook;
-  end if;
-  insert into posthorn.delivery_attempts (owner_id, delivery_id, attempt, attempted_at, milliseconds, http_status, problem)
-  values (v_delivery.owner_id, p_delivery_id, v_delivery.attempts, p_now - make_interval(secs => p_milliseconds / 1000.0), p_milliseconds, p_http_status, p_problem);
-  if v_may_retry and v_delivery.attempts < v_delivery.attempts_allowed then
+  perform posthorn_impl.prove_owners(array(select e.owner_id from unnest(v_endpoints) e));
+  perform 1
+     from unnest(v_endpoints) e
+     join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id
+    order by w.owner_id, w.webhook_id
+      for no key update of w;
+  v_now := posthorn_impl.clock();
+  -- the others were registered anew or disabled, or another worker took over
+  v_endpoints := array(
+    select e
+      from unnest(v_endpoints) e
+      join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id and w.lease_id = e.lease_id and w.status = 'active');
+  with attempt as materialized (
+    select e.item, e.owner_id, e.webhook_id, a.delivery_id, a.http_status, a.problem, a.milliseconds,
+           coalesce(a.http_status between 200 and 299, false) as is_done, r.may_retry,
+           case when r.may_retry and a.retry_after_seconds between 1 and 3600 then make_interval(secs => a.retry_after_seconds) end as advice
+      from unnest(v_endpoints) e
+     cross join lateral (
+       select p_delivery_ids[e.item] as delivery_id, p_http_statuses[e.item] as http_status, p_problems[e.item] as problem, p_milliseconds[e.item] as milliseconds,
+              p_retry_after_seconds[e.item] as retry_after_seconds) a
+     cross join lateral (
+       -- no answer at all, or one that says that it may be different another time
+       select a.http_status is null or a.http_status in (408, 425, 429) or a.http_status between 500 and 599 as may_retry) r
+  ), counted as (
     update posthorn.deliveries d
-       set next_attempt_at = p_now + coalesce(v_advice, posthorn_impl.wait_after(d.attempts - (d.attempts_allowed - 12)))
-     where d.owner_id = v_delivery.owner_id
-       and d.delivery_id = p_delivery_id;
-  else
-    update posthorn.deliveries d
-       set state = case when v_is_done then 'delivered' else 'failed' end,
-           ended_at = p_now
-     where d.owner_id = v_delivery.owner_id
-       and d.delivery_id = p_delivery_id;
+       set attempts = d.attempts + 1,
+           state = case when a.is_done then 'delivered' when a.may_retry and d.attempts + 1 < d.attempts_allowed then 'pending' else 'failed' end,
+           ended_at = case when a.may_retry and d.attempts + 1 < d.attempts_allowed then null else v_now end,
+           next_attempt_at = case when a.is_done then d.next_attempt_at
+                                  else v_now + coalesce(a.advice, posthorn_impl.wait_after(d.attempts + 1 - (d.attempts_allowed - 12))) end
+      from attempt a
+     where d.owner_id = a.owner_id
+       and d.delivery_id = a.delivery_id
+       and d.webhook_id = a.webhook_id
+       and d.state = 'pending'
+    returning a.owner_id, a.webhook_id, a.delivery_id, d.attempts, d.kind, a.is_done, a.advice, a.http_status, a.problem, a.milliseconds
+  ), logged as (
+    insert into posthorn.delivery_attempts (owner_id, delivery_id, attempt, attempted_at, milliseconds, http_status, problem)
+    select c.owner_id, c.delivery_id, c.attempts, v_now - make_interval(secs => c.milliseconds / 1000.0), c.milliseconds, c.http_status, c.problem
+      from counted c
+  ), judged as (
+    update posthorn.webhooks w
+       set consecutive_failures = case when c.is_done then 0 else w.consecutive_failures + 1 end,
+           next_attempt_at = case when c.is_done then '-infinity' else v_now + coalesce(c.advice, posthorn_impl.wait_after(w.consecutive_failures + 1)) end,
+           last_delivered_at = case when c.is_done then v_now else w.last_delivered_at end
+      from counted c
+     where w.owner_id = c.owner_id
+       and w.webhook_id = c.webhook_id
+       and c.kind <> 'webhook.test' -- which tells nothing of the endpoint's health
+    returning w.webhook_id, w.consecutive_failures
+  )
+  select array_agg(j.webhook_id) filter (where j.consecutive_failures >= c_failures) into v_stopping from judged j;
+  if v_stopping is not null then
+    for v_webhook in
+      select w.* from unnest(v_endpoints) e join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id where e.webhook_id = any (v_stopping)
+    loop
+      -- the mailbox still says that it wants events: whoever appends the next one sees to that, who holds it
+      perform posthorn_impl.stop_webhook(v_webhook, 'delivery_failures', v_now);
+      perform posthorn_impl.record_act(row(1, v_webhook.owner_id, null, null, null, null)::posthorn_impl.proven, 'webhook.disable', v_webhook.webhook_id, v_now, v_webhook.agent_id);
+    end loop;
+    v_endpoints := array(select e from unnest(v_endpoints) e where e.webhook_id <> all (v_stopping));
   end if;
-  if v_delivery.kind = 'webhook.test' then
-    return p_webhook; -- it tells nothing of the endpoint's health
+  v_going := array(select e from unnest(v_endpoints) e where p_go_on[e.item]);
+  if cardinality(v_going) < cardinality(v_endpoints) then
+    update posthorn.webhooks w
+       set lease_id = null,
+           leased_until = '-infinity'
+      from unnest(v_endpoints) e
+     where w.owner_id = e.owner_id
+       and w.webhook_id = e.webhook_id
+       and not p_go_on[e.item];
+    perform posthorn_impl.add_drains(array(select e.webhook_id from unnest(v_endpoints) e where not p_go_on[e.item]));
   end if;
-  update posthorn.webhooks w
-     set consecutive_failures = case when v_is_done then 0 else w.consecutive_failures + 1 end,
-         next_attempt_at = case when v_is_done then '-infinity' else p_now + coalesce(v_advice, posthorn_impl.wait_after(w.consecutive_failures + 1)) end,
-         last_delivered_at = case when v_is_done then p_now else w.last_delivered_at end
-   where w.owner_id = p_webhook.owner_id
-     and w.webhook_id = p_webhook.webhook_id
-  returning w.* into p_webhook;
-  if p_webhook.consecutive_failures >= c_failures then
-    -- the mailbox still says that it wants events: whoever appends the next one sees to that, who holds it
-    perform posthorn_impl.stop_webhook(p_webhook, 'delivery_failures', p_now);
-    perform posthorn_impl.record_act(row(1, p_webhook.owner_id, null, null, null, null)::posthorn_impl.proven, 'webhook.disable', p_webhook.webhook_id, p_now, p_webhook.agent_id);
-    p_webhook.status := 'disabled';
+  if cardinality(v_going) > 0 then
+    return query select d.* from posthorn_impl.next_deliveries(v_going, v_now) d;
   end if;
-  return p_webhook;
 end $$;
-comment on function posthorn_impl.record_attempt(posthorn.webhooks, uuid, int, text, int, int, timestamptz) is 'Records one attempt and decides what it means for its delivery and for the endpoint, whose row is locked; answers the endpoint as it is now.';
+comment on function posthorn_api.record_attempts(uuid[], uuid[], uuid[], int[], text[], int[], int[], boolean[]) is 'Records how attempts went, by the lease under which each was claimed, decides what each means for its delivery and its endpoint, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. [nullable: previous_sealed_secret, sealed_auth_header, state, pending_count, group_id, conversation_id, message_ids]';
 
 create function ops.requeue_delivery(
   p_owner_id uuid,

@@ -766,7 +766,7 @@ export async function recogniseServer(db: Queryable, p: { limit: number }): Prom
   return rows[0].value;
 }
 
-/** Records how attempts went, by the lease under which each was claimed, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. */
+/** Records how attempts went, by the lease under which each was claimed, decides what each means for its delivery and its endpoint, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. */
 export async function recordAttempts(db: Queryable, p: { webhookIds: (string | null)[]; leaseIds: (string | null)[]; deliveryIds: (string | null)[]; httpStatuses: (number | null)[]; problems: (string | null)[]; milliseconds: (number | null)[]; retryAfterSeconds: (number | null)[]; goOn: (boolean | null)[] }): Promise<DueDelivery[]> {
   const { names, values } = bind([
     ['p_webhook_ids', 'uuid[]', p.webhookIds],

@@ -512,7 +512,7 @@ describe('functions', () => {
       await column(
         `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover')`,
       ),
-    ).toEqual(['posthorn_impl.add_drains(uuid[],interval) of posthorn_enqueuer']);
+    ).toEqual(['posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer']);
   });
 
   test('those of the prover are few, since it reads the key that signs proofs', async () => {
