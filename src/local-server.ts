@@ -77,7 +77,11 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
     closers.push(pod.close);
     const worker = await startWorker({
       databaseUrl: workerUrl,
-      delivery: { keyRing: ring, readKeyRing: () => readKeyRing(config), allow: config.webhookAllow },
+      openDelivery: async () => ({
+        keyRing: ring,
+        readKeyRing: () => readKeyRing(config),
+        allow: config.webhookAllow,
+      }),
       log,
     });
     closers.push(worker.close);

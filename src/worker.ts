@@ -20,7 +20,7 @@ import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import type { AllowList } from './net/allow-list.ts';
-import { createEgress, type Egress } from './net/egress.ts';
+import { createEgress } from './net/egress.ts';
 import { packageRoot } from './package-root.ts';
 import { createDrain, type DrainWebhook } from './webhooks/drain.ts';
 
@@ -70,44 +70,55 @@ export interface DeliveryOptions {
  * nothing, since every task finds what is due by itself, and the jobs that it held are freed within a minute.
  *
  * @param options.databaseUrl a direct connection: the worker listens for jobs
- * @param options.delivery without it this worker delivers no webhooks and leaves them to others
+ * @param options.openDelivery asked at the start, and again with each heartbeat while it answers undefined: until then
+ *   this worker leaves webhooks to others
  * @throws Error if the database cannot be reached now; later failures are logged and tried again
  */
 export async function startWorker(options: {
   databaseUrl: string;
-  delivery?: DeliveryOptions | undefined;
+  openDelivery: () => Promise<DeliveryOptions | undefined>;
   log: Logger;
 }): Promise<Worker> {
-  const { log, delivery } = options;
+  const { log } = options;
   const openPool = (max: number) => createPool({ url: options.databaseUrl, role: 'posthorn_jobs', max });
   const [taskList, crontab] = await Promise.all([loadTasks(), readFile(join(packageRoot, 'jobs', 'crontab'), 'utf8')]);
   const closing = new AbortController();
   const pool = openPool(POOL_SIZE);
-  const pools = [pool];
-  const crews = [
-    openCrew({ pool, taskList, parsedCronItems: parseCrontab(crontab), concurrency: CONCURRENCY }, log, closing.signal),
-  ];
-  let egress: Egress | undefined;
-  if (delivery) {
+  const parsedCronItems = parseCrontab(crontab);
+  const crews = [openCrew({ pool, taskList, parsedCronItems, concurrency: CONCURRENCY }, log, closing.signal)];
+  let endDelivery: (() => Promise<void>) | undefined;
+  let isBeating = false;
+
+  async function startDelivery(): Promise<void> {
+    const delivery = await options.openDelivery();
+    if (!delivery || closing.signal.aborted) return;
     const deliveryPool = openPool(DELIVERY_POOL_SIZE);
-    pools.push(deliveryPool);
-    egress = createEgress({ allow: delivery.allow });
+    const egress = createEgress({ allow: delivery.allow });
+    const end = async () => {
+      await egress.close();
+      await deliveryPool.end();
+    };
     const unwrap = createUnwrapper(delivery.keyRing, delivery.readKeyRing);
     const drain = createDrain({ pool: deliveryPool, egress, unwrap, closing: closing.signal });
-    const deliver = await loadDeliveryTask(drain);
-    crews.push(
-      openCrew(
-        {
-          pool: deliveryPool,
-          taskList: { [DELIVERY_TASK]: deliver },
-          parsedCronItems: [],
-          concurrency: DELIVERY_CONCURRENCY,
-          preset: { worker: DELIVERY_BATCHES },
-        },
-        log,
-        closing.signal,
-      ),
+    const crew = openCrew(
+      {
+        pool: deliveryPool,
+        taskList: { [DELIVERY_TASK]: await loadDeliveryTask(drain) },
+        parsedCronItems: [],
+        concurrency: DELIVERY_CONCURRENCY,
+        preset: { worker: DELIVERY_BATCHES },
+      },
+      log,
+      closing.signal,
     );
+    try {
+      await crew.start();
+    } catch (error) {
+      await end();
+      throw error;
+    }
+    crews.push(crew);
+    endDelivery = end;
   }
 
   async function beat(): Promise<void> {
@@ -117,25 +128,39 @@ export async function startWorker(options: {
     }
   }
 
+  async function beatOn(): Promise<void> {
+    if (isBeating) return; // the database takes its time
+    isBeating = true;
+    try {
+      await beat();
+      if (!endDelivery) await startDelivery();
+    } catch (err) {
+      log.error({ err }, 'a heartbeat failed');
+    } finally {
+      isBeating = false;
+    }
+  }
+
   async function close(): Promise<void> {
     closing.abort();
     clearInterval(beating);
     await Promise.all(crews.map((crew) => crew.stop()));
     for (const { workerId } of crews) await endWorker(pool, { workerId: workerId() }).catch(() => {}); // or it falls silent
-    await egress?.close();
-    await Promise.all(pools.map((each) => each.end()));
+    await endDelivery?.();
+    await pool.end();
   }
 
   let beating: NodeJS.Timeout | undefined;
   try {
     if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
-    for (const crew of crews) await crew.start();
+    await crews[0]!.start();
+    await startDelivery();
     await beat();
   } catch (error) {
     await close();
     throw error;
   }
-  beating = setInterval(() => void beat().catch((err) => log.error({ err }, 'a heartbeat failed')), BEAT_MS);
+  beating = setInterval(() => void beatOn(), BEAT_MS);
   return { close };
 }
 

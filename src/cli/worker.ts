@@ -1,5 +1,4 @@
 import type { Command } from 'commander';
-import type { Logger } from 'pino';
 import { type Config, readConfig } from '../config.ts';
 import { createLog } from '../log.ts';
 import { hasKeyRing, openKeyRing, readKeyRing } from '../open-key-ring.ts';
@@ -25,8 +24,10 @@ async function work(output: Output): Promise<void> {
     log,
     async () => {
       await requireSchema(databaseUrl);
-      const delivery = await openDelivery(config, log);
-      return await reaching(databaseUrl, () => startWorker({ databaseUrl, delivery, log }));
+      if (!hasKeyRing(config))
+        log.warn('There is no key ring yet: this worker delivers no webhooks until there is one.');
+      const openDelivery = () => openDeliveryOf(config);
+      return await reaching(databaseUrl, () => startWorker({ databaseUrl, openDelivery, log }));
     },
     () => {
       const ready = JSON.stringify({ event: 'ready', pid: process.pid });
@@ -36,11 +37,8 @@ async function work(output: Output): Promise<void> {
 }
 
 /** Webhooks' secrets open with the key ring alone. A worker without one does everything else. */
-async function openDelivery(config: Config, log: Logger): Promise<DeliveryOptions | undefined> {
-  if (!hasKeyRing(config)) {
-    log.warn('This worker has no key ring, so it delivers no webhooks. Set POSTHORN_KEYRING.');
-    return undefined;
-  }
+async function openDeliveryOf(config: Config): Promise<DeliveryOptions | undefined> {
+  if (!hasKeyRing(config)) return undefined;
   const keyRing = await openKeyRing(config, await knownRingKeys(config.listenUrl!));
   return { keyRing, readKeyRing: () => readKeyRing(config), allow: config.webhookAllow };
 }

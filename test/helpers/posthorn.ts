@@ -135,11 +135,11 @@ export async function startPosthorn(
     worker: () =>
       startWorker({
         databaseUrl: database.url,
-        delivery: {
+        openDelivery: async () => ({
           keyRing: ring,
-          readKeyRing: () => Promise.resolve(ring),
+          readKeyRing: async () => ring,
           allow: parseAllowList(options.webhookAllow ?? ''),
-        },
+        }),
         log,
       }),
     log: () => lines,

@@ -1,3 +1,6 @@
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { afterAll, expect, test } from 'vitest';
 import { serializeKeyRing } from '../../src/crypto/key-ring.ts';
 import { type ServerProcess, startProcess } from '../helpers/command-line.ts';
@@ -65,13 +68,18 @@ test('a worker killed between the receiver’s 2xx and the record: delivered aga
   await posthorn.close();
 }, 60_000);
 
-test('a worker without a key ring says so, and leaves webhooks to others', async () => {
+test('a worker without a key ring says so, leaves webhooks to others, and delivers once there is one', async () => {
   const posthorn = await startPosthorn({ webhookAllow: '127.0.0.1' });
   const owner = await posthorn.owner();
   const agent = await owner.agent('a');
   await agent.call('PUT', '/webhook', { agent_id: agent.id, url: 'http://127.0.0.1:9/' });
   await agent.call('POST', '/webhook/test', { agent_id: agent.id });
-  const worker = await startProcess(['worker'], { POSTHORN_DATABASE_URL: posthorn.database.url });
+  const folder = await mkdtemp(join(tmpdir(), 'posthorn-ring-'));
+  const worker = await startProcess(['worker'], {
+    POSTHORN_DATABASE_URL: posthorn.database.url,
+    POSTHORN_DATA_DIR: folder,
+    POSTHORN_WEBHOOK_ALLOW: '127.0.0.1',
+  });
   workers.push(worker);
   expect(worker.stderr()).toContain('delivers no webhooks');
   const other = await posthorn.worker();
@@ -79,10 +87,18 @@ test('a worker without a key ring says so, and leaves webhooks to others', async
     (await agent.call('GET', `/webhook/deliveries?agent_id=${agent.id}`)).body.deliveries[0].attempts;
   await expect.poll(attempts).toMatchObject([{ http_status: null, problem: 'connection' }]);
   await other.close();
+  await writeFile(join(folder, 'keyring.json'), serializeKeyRing(posthorn.ring), { mode: 0o600 });
+  const { body: ping } = await agent.call('POST', '/webhook/test', { agent_id: agent.id });
+  const stateOf = async () => {
+    const { deliveries } = (await agent.call('GET', `/webhook/deliveries?agent_id=${agent.id}`)).body;
+    return deliveries.find(({ id }: { id: string }) => id === ping.id).state;
+  };
+  await expect.poll(stateOf, { timeout: 20_000 }).toBe('failed');
   worker.child.kill('SIGTERM');
   expect(await worker.exited).toBe(0);
   await posthorn.close();
-}, 30_000);
+  await rm(folder, { recursive: true });
+}, 40_000);
 
 test('a worker with the ring of another server refuses to start', async () => {
   const [posthorn, another] = [await startPosthorn(), await startPosthorn()];
