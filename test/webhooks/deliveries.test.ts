@@ -56,6 +56,13 @@ const summaryOf = async (agent: TestAgent) => (await agent.call('GET', `/status?
 const clock = async (interval: string) => {
   await posthorn.database.admin.query('update posthorn_test.clock set shift = shift + $1::interval', [interval]);
 };
+/** A machine may be busy. */
+const eventually = <T>(read: () => Promise<T>) => expect.poll(read, { timeout: 15_000 });
+const failuresOf = async (agent: TestAgent): Promise<number> => {
+  await look();
+  return (await summaryOf(agent)).consecutive_failures;
+};
+
 /** Lets the worker look now: its jobs wait by the real clock, which nobody moves. */
 const look = async () => {
   await posthorn.database.admin.query(
@@ -96,7 +103,7 @@ test('a message wakes its recipient, without content, signed in two ways', async
   const key = Buffer.from(secret.replace('whsec_', ''), 'base64');
   expect(key).toHaveLength(32);
   expect(createHmac('sha256', key).update(`${t}.${wake!.body}`).digest('hex')).toBe(v1);
-  await expect.poll(() => statesOf(b)).toEqual(['delivered']);
+  await eventually(() => statesOf(b)).toEqual(['delivered']);
   expect(await summaryOf(b)).toEqual({
     url_host: new URL(receiver.url).host,
     events: ['messaging.pending', 'proposal.decided'],
@@ -140,14 +147,14 @@ test('a retry keeps the delivery’s id and signs a fresh time', async () => {
   receiver.answer(503);
   await a.send(say(b));
   const [first] = await receiver.until(1);
-  await expect.poll(async () => (await summaryOf(b)).consecutive_failures).toBe(1);
+  await eventually(() => failuresOf(b)).toBe(1);
   receiver.answer(200);
   await clock('30 seconds');
   await look();
   const [, second] = await receiver.until(2);
   expect(second!.headers['webhook-id']).toBe(first!.headers['webhook-id']);
   new Webhook(secret).verify(second!.body, second!.headers as Record<string, string>);
-  await expect.poll(() => statesOf(b)).toEqual(['delivered']);
+  await eventually(() => statesOf(b)).toEqual(['delivered']);
   const [delivery] = await deliveriesOf(b);
   expect(delivery.attempts).toMatchObject([{ http_status: 503, problem: null }, { http_status: 200 }]);
 });
@@ -158,7 +165,7 @@ test('a redirect is followed nowhere and fails for good', async () => {
   receiver.answer((response) => response.writeHead(307, { location: elsewhere.url }).end());
   await register(b, receiver.url);
   await a.send(say(b));
-  await expect.poll(() => statesOf(b)).toEqual(['failed']);
+  await eventually(() => statesOf(b)).toEqual(['failed']);
   expect(elsewhere.received).toEqual([]);
 });
 
@@ -170,7 +177,7 @@ test('an answer’s body is not waited for', async () => {
   });
   await register(b, receiver.url);
   await a.send(say(b));
-  await expect.poll(() => statesOf(b), { timeout: 5_000 }).toEqual(['delivered']);
+  await eventually(() => statesOf(b)).toEqual(['delivered']);
 });
 
 test('a receiver that was away with 50 wakes pending is not disabled, and gets them all', async () => {
@@ -182,16 +189,16 @@ test('a receiver that was away with 50 wakes pending is not disabled, and gets t
   );
   await receiver.close();
   const sent = await Promise.all(Array.from({ length: 50 }, () => a.send(say(b))));
-  await expect.poll(async () => (await summaryOf(b)).consecutive_failures).toBe(1);
+  await eventually(() => failuresOf(b)).toBe(1);
   await clock('30 seconds');
   await look();
-  await expect.poll(async () => (await summaryOf(b)).consecutive_failures).toBe(2);
+  await eventually(() => failuresOf(b)).toBe(2);
   await receiver.open();
   await clock('1 minute');
   await look();
   const wakes = await receiver.until(50);
   expect(new Set(wakes.flatMap(({ json }) => json.message_ids))).toEqual(new Set(sent.map(({ body }) => body.id)));
-  await expect.poll(async () => new Set(await statesOf(b))).toEqual(new Set(['delivered']));
+  await eventually(async () => new Set(await statesOf(b))).toEqual(new Set(['delivered']));
   expect(await summaryOf(b)).toMatchObject({ status: 'active', consecutive_failures: 0 });
 }, 20_000);
 
@@ -204,8 +211,7 @@ test('one that is dead for a day is disabled after twelve paced attempts; regist
   const sent = await a.send(say(b));
   for (let attempt = 1; attempt <= 12; attempt++) {
     await receiver.until(attempt);
-    await expect.poll(async () => (await summaryOf(b)).consecutive_failures).toBe(attempt);
-    await look(); // too early
+    await eventually(() => failuresOf(b)).toBe(attempt);
     await clock(`${Math.min(3_600, 30 * 2 ** (attempt - 1))} seconds`);
     await look();
   }
@@ -223,7 +229,7 @@ test('one that is dead for a day is disabled after twelve paced attempts; regist
   expect(all).toHaveLength(13);
   expect(all.at(-1)!.json).toMatchObject({ pending_count: 3 });
   expect(all.at(-1)!.json.message_ids).not.toEqual([sent.body.id]);
-  await expect.poll(async () => (await statesOf(b)).filter((state) => state === 'delivered')).toHaveLength(1);
+  await eventually(async () => (await statesOf(b)).filter((state) => state === 'delivered')).toHaveLength(1);
 }, 30_000);
 
 test('a dead endpoint does not delay another', async () => {
@@ -259,7 +265,7 @@ test('a test arrives at once, and redelivery sends a delivery again under its id
   });
   await a.send(say(b));
   const [, wake] = await receiver.until(2);
-  await expect.poll(() => statesOf(b)).toEqual(['delivered', 'delivered']);
+  await eventually(() => statesOf(b)).toEqual(['delivered', 'delivered']);
   const path = `/webhook/deliveries/${wake!.json.delivery_id}/redeliver`;
   expect(await b.call('POST', path, { agent_id: b.id })).toMatchObject({ status: 200, body: { state: 'pending' } });
   const [, , again] = await receiver.until(3);
@@ -276,7 +282,7 @@ test('the log is paged', async () => {
     await a.send(say(b));
     await receiver.until(count);
   }
-  await expect.poll(() => statesOf(b)).toEqual(Array(3).fill('delivered'));
+  await eventually(() => statesOf(b)).toEqual(Array(3).fill('delivered'));
   const first = (await b.call('GET', `/webhook/deliveries?agent_id=${b.id}&limit=2`)).body;
   expect(first.deliveries).toHaveLength(2);
   const rest = (await b.call('GET', `/webhook/deliveries?agent_id=${b.id}&limit=2&after=${first.next_cursor}`)).body;
