@@ -16,7 +16,7 @@ const ATTEMPT_MS = 10_000;
 const MAX_DELIVERIES = 50;
 
 /** Endpoints in one transaction. */
-const BATCH_SIZE = 50;
+const BATCH_SIZE = 100;
 const QUEUE_LIMIT = 100_000;
 
 /** How an attempt went: what the receiver answered, or why there was no answer. */

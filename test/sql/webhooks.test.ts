@@ -150,8 +150,10 @@ describe('firing', () => {
     const held = await send(world, { from: anna, to: carl, purpose: 'To test' });
     expect(await claim(toCarl.id)).toBeUndefined();
     const { proposal_id: proposalId } = held.detail as { proposal_id: string };
+    await forgetJobs();
     await owner.act((db, credential) => functions.approveProposal(db, { credential, proposalId }));
     expect(await jobsOf(toCarl.id)).toHaveLength(1);
+    expect(await jobsOf(toAnna.id)).toHaveLength(1);
     expect(await claim(toCarl.id)).toMatchObject({
       kind: 'messaging.pending',
       messageIds: held.messageIds,
