@@ -22,7 +22,7 @@ import { fenceIfRestored } from './db/restored-server.ts';
 import type { AllowList } from './net/allow-list.ts';
 import { createEgress } from './net/egress.ts';
 import { packageRoot } from './package-root.ts';
-import { createDrain, type DrainWebhook } from './webhooks/drain.ts';
+import { createDrain, DELIVERY_LANES, type DrainWebhook } from './webhooks/drain.ts';
 
 /** Jobs that run at once in one worker. */
 const CONCURRENCY = 4;
@@ -36,8 +36,8 @@ const POOL_SIZE = CONCURRENCY + 3;
  */
 const DELIVERY_CONCURRENCY = 500;
 
-/** One connection to listen, one for the jobs, one to end them, and one each for claims and records. */
-const DELIVERY_POOL_SIZE = 5;
+/** One connection to listen, one for the jobs, one to end them, and the lanes of claims and records. */
+const DELIVERY_POOL_SIZE = 3 + 2 * DELIVERY_LANES;
 
 /** Jobs are taken and ended many at a time: one query for each would cost more than a delivery does. */
 const DELIVERY_BATCHES = { localQueue: { size: DELIVERY_CONCURRENCY }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };

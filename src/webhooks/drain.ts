@@ -17,6 +17,9 @@ const MAX_DELIVERIES = 50;
 
 /** Endpoints in one transaction. */
 const BATCH_SIZE = 100;
+
+/** Of each of claims and records, so many transactions at once. */
+export const DELIVERY_LANES = 2;
 const QUEUE_LIMIT = 100_000;
 
 /** How an attempt went: what the receiver answered, or why there was no answer. */
@@ -27,9 +30,12 @@ interface Outcome {
   retryAfterSeconds: number | null;
 }
 
-interface Attempt extends Outcome {
+interface Claim {
   webhookId: string;
   leaseId: string;
+}
+
+interface Attempt extends Outcome, Claim {
   deliveryId: string;
   goesOn: boolean;
 }
@@ -52,11 +58,12 @@ export function createDrain(options: {
 }): DrainWebhook {
   const { pool, egress, unwrap, closing } = options;
   const grouped = { batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT };
-  const claims = createGroupCommit({
-    ...grouped,
-    run: (items: { webhookId: string; leaseId: string }[]) => runClaims(pool, items),
-  });
-  const records = createGroupCommit({ ...grouped, run: (items: Attempt[]) => runRecords(pool, items) });
+  const lanes = Array.from({ length: DELIVERY_LANES }, () => ({
+    claims: createGroupCommit({ ...grouped, run: (items: Claim[]) => runClaims(pool, items) }),
+    records: createGroupCommit({ ...grouped, run: (items: Attempt[]) => runRecords(pool, items) }),
+  }));
+  // by endpoint, so that no lane waits for another's locks
+  const laneOf = (webhookId: string) => lanes[Number.parseInt(webhookId.slice(-4), 16) % DELIVERY_LANES]!;
 
   async function attempt(due: DueDelivery): Promise<Outcome> {
     const keys = await unwrap(due.ownerId, due.ringKeyId, due.wrappedKey);
@@ -77,6 +84,7 @@ export function createDrain(options: {
   }
 
   return async function drain(webhookId) {
+    const { claims, records } = laneOf(webhookId);
     const leaseId = makeId();
     let due = await claims.submit({ webhookId, leaseId });
     for (let sent = 1; due !== null; sent++) {
@@ -100,10 +108,7 @@ async function post(egress: Egress, url: string, headers: Record<string, string>
   }
 }
 
-async function runClaims(
-  pool: pg.Pool,
-  items: { webhookId: string; leaseId: string }[],
-): Promise<(DueDelivery | null)[]> {
+async function runClaims(pool: pg.Pool, items: Claim[]): Promise<(DueDelivery | null)[]> {
   const rows = await claimDeliveries(pool, {
     webhookIds: items.map(({ webhookId }) => webhookId),
     leaseIds: items.map(({ leaseId }) => leaseId),
