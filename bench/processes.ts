@@ -23,12 +23,12 @@ export function startPodProcess(databaseUrl: string, keyRing: string): Promise<F
   });
 }
 
-/** A worker that delivers webhooks to this machine. It has no address. */
-export function startWorkerProcess(databaseUrl: string, keyRing: string): Promise<Front> {
+/** A worker; with the key ring it delivers webhooks to this machine. It has no address. */
+export function startWorkerProcess(databaseUrl: string, keyRing?: string): Promise<Front> {
   return startFront(['src/main.ts', 'worker', '--json'], {
     POSTHORN_DATABASE_URL: databaseUrl,
-    POSTHORN_KEYRING: keyRing,
     POSTHORN_WEBHOOK_ALLOW: '127.0.0.1',
+    ...(keyRing === undefined ? {} : { POSTHORN_KEYRING: keyRing }),
   });
 }
 

@@ -16,11 +16,23 @@ export function createLog(level: 'debug' | 'info' | 'warn' = 'info'): Logger {
       redact: { paths: SECRET_FIELDS.flatMap((name) => [name, `*.${name}`]), censor: '[secret]' },
       serializers: { err: describeError },
     },
-    pino.destination({ dest: 2, sync: true }),
+    // lines that come while one is being written share the next write; what is left is written when the process ends
+    pino.destination({ dest: 2, sync: false }),
   );
 }
 
-const SECRET_FIELDS = ['authorization', 'body', 'credential', 'label', 'password', 'payload', 'purpose', 'token'];
+const SECRET_FIELDS = [
+  'authHeader',
+  'authorization',
+  'body',
+  'credential',
+  'label',
+  'password',
+  'payload',
+  'purpose',
+  'secret',
+  'token',
+];
 
 /**
  * What went wrong and where, without its message: those of parsers and of the database may quote what somebody wrote.

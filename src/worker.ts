@@ -19,6 +19,7 @@ import { createUnwrapper } from './crypto/owner-keys.ts';
 import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
+import { metrics, showPool } from './metrics.ts';
 import type { AllowList } from './net/allow-list.ts';
 import { createEgress } from './net/egress.ts';
 import { packageRoot } from './package-root.ts';
@@ -84,6 +85,7 @@ export async function startWorker(options: {
   const [taskList, crontab] = await Promise.all([loadTasks(), readFile(join(packageRoot, 'jobs', 'crontab'), 'utf8')]);
   const closing = new AbortController();
   const pool = openPool(POOL_SIZE);
+  showPool('worker', pool);
   const parsedCronItems = parseCrontab(crontab);
   const crews = [openCrew({ pool, taskList, parsedCronItems, concurrency: CONCURRENCY }, log, closing.signal)];
   let endDelivery: (() => Promise<void>) | undefined;
@@ -93,6 +95,7 @@ export async function startWorker(options: {
     const delivery = await options.openDelivery();
     if (!delivery || closing.signal.aborted) return;
     const deliveryPool = openPool(DELIVERY_POOL_SIZE);
+    showPool('deliveries', deliveryPool);
     const egress = createEgress({ allow: delivery.allow });
     const end = async () => {
       await egress.close();
@@ -184,6 +187,7 @@ interface Crew {
 /** A number of workers for some tasks, started again whenever they end by themselves. */
 function openCrew({ pool, ...options }: CrewOptions, log: Logger, closing: AbortSignal): Crew {
   const events: WorkerEvents = new EventEmitter();
+  countJobs(events);
   let workerId = '';
   let runner: Runner | undefined;
   let running: Promise<void> | undefined;
@@ -234,6 +238,18 @@ function openCrew({ pool, ...options }: CrewOptions, log: Logger, closing: Abort
       await running;
     },
   };
+}
+
+function countJobs(events: WorkerEvents): void {
+  const timers = new Map<string, () => void>();
+  events.on('job:start', ({ job }) => {
+    timers.set(job.id, metrics.jobSeconds.startTimer({ task: job.task_identifier }));
+  });
+  events.on('job:complete', ({ job, error }) => {
+    timers.get(job.id)?.();
+    timers.delete(job.id);
+    metrics.jobs.inc({ task: job.task_identifier, outcome: error ? 'failed' : 'completed' });
+  });
 }
 
 /** Each file `noun__verb.ts` exports its task as default; but that of deliveries, which is made for what it sends with. */

@@ -4,9 +4,6 @@ import ipaddr from 'ipaddr.js';
 /** All that was ever given out for global unicast. ipaddr.js calls everything else that it has no name for unicast. */
 const GLOBAL_UNICAST = ipaddr.IPv6.parseCIDR('2000::/3');
 
-/** IETF protocol assignments: benchmarks, Teredo, ORCHID and what comes next. None is a host of the open internet. */
-const PROTOCOL_ASSIGNMENTS = ipaddr.IPv6.parseCIDR('2001::/23');
-
 /** Answers only to machines of one cloud, from an address that is public everywhere else. */
 const PLATFORM_ADDRESSES = ['168.63.129.16'];
 
@@ -22,5 +19,5 @@ export function isPublicAddress(address: string): boolean {
   if (isIPv4(address)) return ipaddr.IPv4.parse(address).range() === 'unicast' && !PLATFORM_ADDRESSES.includes(address);
   if (!isIPv6(address)) return false;
   const parsed = ipaddr.IPv6.parse(address);
-  return parsed.range() === 'unicast' && parsed.match(GLOBAL_UNICAST) && !parsed.match(PROTOCOL_ASSIGNMENTS);
+  return parsed.range() === 'unicast' && parsed.match(GLOBAL_UNICAST);
 }

@@ -176,14 +176,11 @@ async function exchange(
   { method, headers, body, maxBodyBytes }: EgressRequest,
   signal: AbortSignal,
 ): Promise<EgressAnswer> {
-  let isTaken = false;
   const client = new Client(origin, {
-    // one socket and no other: undici would connect anew, to wherever, for a request that it thinks it may repeat
+    // this socket and no other: undici would connect anew for a request that it thinks it may repeat
     connect(_options, callback) {
-      const isLeft = !isTaken && !socket.destroyed;
-      isTaken = true;
       // not at once: undici takes no notice of what happens while it asks
-      queueMicrotask(() => (isLeft ? callback(null, socket) : callback(new Error('There is one connection.'), null)));
+      queueMicrotask(() => (socket.destroyed ? callback(new Error('It is gone.'), null) : callback(null, socket)));
     },
     maxHeaderSize: MAX_HEADER_BYTES,
     // idle times: the deadline is for all of it

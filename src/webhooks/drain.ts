@@ -5,6 +5,7 @@ import { openForWebhook } from '../crypto/seal.ts';
 import { claimDeliveries, type DueDelivery, recordAttempts } from '../db/functions.ts';
 import { createGroupCommit } from '../db/group-commit.ts';
 import { type EventFacts, eventContent } from '../event-content.ts';
+import { metrics } from '../metrics.ts';
 import { type Egress, EgressError } from '../net/egress.ts';
 import { deliveryRequest } from './delivery-request.ts';
 import { readRetryAfter } from './retry-after.ts';
@@ -59,8 +60,8 @@ export function createDrain(options: {
   const { pool, egress, unwrap, closing } = options;
   const grouped = { batchSize: BATCH_SIZE, queueLimit: QUEUE_LIMIT };
   const lanes = Array.from({ length: DELIVERY_LANES }, () => ({
-    claims: createGroupCommit({ ...grouped, run: (items: Claim[]) => runClaims(pool, items) }),
-    records: createGroupCommit({ ...grouped, run: (items: Attempt[]) => runRecords(pool, items) }),
+    claims: createGroupCommit({ ...grouped, lane: 'claims', run: (items: Claim[]) => runClaims(pool, items) }),
+    records: createGroupCommit({ ...grouped, lane: 'records', run: (items: Attempt[]) => runRecords(pool, items) }),
   }));
   // by endpoint, so that no lane waits for another's locks
   const laneOf = (webhookId: string) => lanes[Number.parseInt(webhookId.slice(-4), 16) % DELIVERY_LANES]!;
@@ -97,15 +98,24 @@ export function createDrain(options: {
 
 async function post(egress: Egress, url: string, headers: Record<string, string>, body: string): Promise<Outcome> {
   const startedAt = performance.now();
-  const elapsed = () => Math.round(performance.now() - startedAt);
+  const ended = (outcome: Omit<Outcome, 'milliseconds'>): Outcome => {
+    const milliseconds = Math.round(performance.now() - startedAt);
+    metrics.webhookSeconds.observe(milliseconds / 1_000);
+    metrics.webhookAttempts.inc({ outcome: outcome.problem ?? classOf(outcome.httpStatus!) });
+    return { ...outcome, milliseconds };
+  };
   try {
     const answer = await egress.request(url, { method: 'POST', headers, body, deadlineMs: ATTEMPT_MS });
     const retryAfterSeconds = readRetryAfter(answer.headers['retry-after'], Date.now());
-    return { httpStatus: answer.status, problem: null, milliseconds: elapsed(), retryAfterSeconds };
+    return ended({ httpStatus: answer.status, problem: null, retryAfterSeconds });
   } catch (error) {
     if (!(error instanceof EgressError)) throw error;
-    return { httpStatus: null, problem: error.kind, milliseconds: elapsed(), retryAfterSeconds: null };
+    return ended({ httpStatus: null, problem: error.kind, retryAfterSeconds: null });
   }
+}
+
+function classOf(status: number): string {
+  return status >= 200 && status < 300 ? 'succeeded' : `${Math.floor(status / 100)}xx`;
 }
 
 async function runClaims(pool: pg.Pool, items: Claim[]): Promise<(DueDelivery | null)[]> {

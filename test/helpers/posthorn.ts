@@ -10,6 +10,7 @@ import { parseAllowList } from '../../src/net/allow-list.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
+import { watchLog } from './log-lines.ts';
 
 /** What an HTTP call answered. */
 export interface Answer {
@@ -60,6 +61,7 @@ export async function startPosthorn(
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });
   let lines = '';
+  watchLog(() => lines);
   const log = pino(
     new Writable({
       write(chunk, _encoding, done) {

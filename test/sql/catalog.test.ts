@@ -29,6 +29,7 @@ const SHARED_TABLES = [
 
 /** The policies beside the four of each tenant's table and those of operators and workers. */
 const OTHER_POLICIES = {
+  'audit_entries insert_acts INSERT posthorn_admin': 'suspending leaves an entry like every act',
   'connections select_presented SELECT posthorn_prover': 'a credential shows its own connection: the root of trust',
   'owner_keys select_admin SELECT posthorn_admin': 'rotation wraps the keys of every owner anew; they are wrapped here',
   'owner_keys update_admin UPDATE posthorn_admin': 'the same',
@@ -302,6 +303,7 @@ describe('ownership and rights', () => {
 
   test('the person at the server changes limits, suspensions and the wrapping of keys, and everything else by functions', async () => {
     expect((await writable('posthorn_admin')).toSorted()).toEqual([
+      ...['act', 'occurred_at', 'owner_id', 'subject_id'].map((name) => `posthorn.audit_entries.${name} INSERT`),
       'posthorn.limits.value UPDATE',
       'posthorn.owner_keys.ring_key_id UPDATE',
       'posthorn.owner_keys.wrapped_key UPDATE',
@@ -314,7 +316,7 @@ describe('ownership and rights', () => {
           where f.nspname not in ('ops', 'posthorn_api') and has_function_privilege('posthorn_admin', f.oid, 'execute') order by 1`,
       ),
       // what functions of theirs, which run with their rights, call
-    ).toEqual(['posthorn_impl.clock', 'posthorn_impl.refuse']);
+    ).toEqual(['posthorn.make_id', 'posthorn_impl.clock', 'posthorn_impl.refuse']);
   });
 
   test('operators read no label, body, credential or key', async () => {
