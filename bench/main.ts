@@ -8,6 +8,7 @@ import { benchSend } from './send.ts';
 import { benchStreams } from './streams.ts';
 import { benchTidy } from './tidy.ts';
 import { benchWake } from './wake.ts';
+import { benchWebhooks } from './webhooks.ts';
 
 interface Bench {
   about: string;
@@ -31,7 +32,10 @@ const BENCHES: Record<string, Bench> = {
     run: benchStreams,
   },
   wake: { about: 'from the commit of a send to the event in a reader, next to a bare NOTIFY', run: benchWake },
-  webhooks: { about: 'comes with webhooks', run: undefined },
+  webhooks: {
+    about: 'deliveries of webhooks next to a bare undici loop; healthy endpoints beside dead ones',
+    run: benchWebhooks,
+  },
   start: { about: 'comes with the full set of measurements', run: undefined },
 };
 

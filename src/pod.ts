@@ -18,6 +18,7 @@ import { createRequestListener } from './http/app.ts';
 import { createEventStreamDoor } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import { metrics, showPool } from './metrics.ts';
+import { type AllowList, parseAllowList } from './net/allow-list.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
 
@@ -55,6 +56,8 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
+  /** Where webhooks may go besides public HTTPS; nowhere without it. */
+  webhookAllow?: AllowList;
   log: Logger;
 }): Promise<Pod> {
   const { log } = options;
@@ -96,6 +99,7 @@ export async function startPod(options: {
     receiptLane: createReceiptLane(lanePool),
     listener,
     credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
+    webhookAllow: options.webhookAllow ?? parseAllowList(''),
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();

@@ -17,6 +17,7 @@ declare
   v_agents uuid[];
   v_groups uuid[];
   v_ended uuid[];
+  v_locked uuid[];
 begin
   perform posthorn_impl.lock_owner(v_actor.owner_id);
   v_connections := array(
@@ -50,13 +51,18 @@ begin
         or m.connection_id = any (v_connections)
     union
     select m.message_id from posthorn_impl.unfenced_in_groups(v_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
-  perform posthorn_impl.lock_mailboxes_of(array_fill(v_actor.owner_id, array[cardinality(v_ended)]), v_ended);
+  -- with those of its agents, whose webhooks end
+  v_locked := v_agents || posthorn_impl.agents_of_messages(v_actor.owner_id, v_ended) || array(
+    select w.agent_id from posthorn.webhooks w where w.owner_id = v_actor.owner_id and w.connection_id = any (v_connections));
+  perform posthorn_impl.lock_mailboxes(array_fill(v_actor.owner_id, array[cardinality(v_locked)]), v_locked);
   v_now := posthorn_impl.clock();
   update posthorn.connections c
      set revoked_at = v_now
    where c.owner_id = v_actor.owner_id
      and c.connection_id = any (v_connections)
      and c.revoked_at is null;
+  perform posthorn_impl.delete_webhooks(
+    v_actor.owner_id, array(select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id and a.connection_id = any (v_connections)), v_connections);
   perform posthorn_impl.end_messages(v_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(v_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);

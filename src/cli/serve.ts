@@ -24,9 +24,19 @@ async function serve(output: Output): Promise<void> {
     async () => {
       await requireSchema(databaseUrl);
       const keyRing = await openKeyRing(config, await knownRingKeys(databaseUrl));
-      const { host, port, publicUrl, listenUrl } = config;
+      const { host, port, publicUrl, listenUrl, webhookAllow } = config;
       const read = () => readKeyRing(config);
-      const options = { databaseUrl, listenUrl: listenUrl!, publicUrl, host, port, keyRing, readKeyRing: read, log };
+      const options = {
+        databaseUrl,
+        listenUrl: listenUrl!,
+        publicUrl,
+        host,
+        port,
+        keyRing,
+        readKeyRing: read,
+        webhookAllow,
+        log,
+      };
       return await reaching(databaseUrl, () => startPod(options));
     },
     (pod) => {

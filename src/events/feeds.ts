@@ -2,7 +2,7 @@ import type pg from 'pg';
 import { type ReadEventsRow, readEvents } from '../db/functions.ts';
 import { createGroupCommit } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
-import { eventData } from './event-data.ts';
+import { type EventFacts, eventContent } from '../event-content.ts';
 
 const READ_BATCH = 100;
 const READ_QUEUE = 100_000;
@@ -168,6 +168,6 @@ async function runReads(pool: pg.Pool, items: ReadItem[]): Promise<ReadEventsRow
 }
 
 function toEvent(agentId: string, row: ReadEventsRow): FeedEvent {
-  const lines = `event: ${row.kind}\ndata: ${JSON.stringify(eventData(agentId, row))}\n\n`;
+  const lines = `event: ${row.kind}\ndata: ${JSON.stringify(eventContent(agentId, row as EventFacts))}\n\n`;
   return { seq: row.seq!, kind: row.kind!, lines, withPlace: undefined };
 }

@@ -18,7 +18,8 @@ async function reader() {
     const streamId = makeId();
     return openStream(world.app, { credential, streamId, podId, agentIds: [id] }).then(() => streamId);
   };
-  const isPresent = async () => (await agentStatus(world.app, { credential, agentId: id }))[0]!.isListening;
+  const isPresent = async () =>
+    (await agentStatus(world.app, { credential, agentId: id }))[0]!.presenceKind === 'events';
   const renew = (streamId: string) =>
     renewStreams(world.app, { credentials: [credential], streamIds: [streamId], written: [true], epoch: 1 });
   return { open, isPresent, renew };
