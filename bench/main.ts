@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { formatTable, missedBars, type Report } from './rounds.ts';
 import { benchSend } from './send.ts';
+import { benchTidy } from './tidy.ts';
 
 interface Bench {
   about: string;
@@ -15,6 +16,10 @@ const BENCHES: Record<string, Bench> = {
   send: {
     about: 'sends through SQL and HTTP next to raw inserts, pg-boss and graphile-worker; reading next to pg-boss',
     run: benchSend,
+  },
+  tidy: {
+    about: 'sends while overdue mail and requests are ended and outdated rows deleted, a month each round',
+    run: benchTidy,
   },
   conversation: { about: 'comes with the full set of measurements', run: undefined },
   growth: { about: 'comes with the full set of measurements', run: undefined },

@@ -20,6 +20,10 @@ export function startPodProcess(databaseUrl: string, keyRing: string): Promise<F
   });
 }
 
+export async function startWorkerProcess(databaseUrl: string): Promise<{ stop(): Promise<void> }> {
+  return await startFront(['src/main.ts', 'worker', '--json'], { POSTHORN_DATABASE_URL: databaseUrl });
+}
+
 export function startPeerFronts(databaseUrl: string): Promise<Front> {
   return startFront(['bench/fronts.ts', databaseUrl], {});
 }

@@ -129,7 +129,7 @@ export function median(figures: number[]): number {
 }
 
 /**
- * Calls `work` from `callers` at once, each again as soon as it has its answer, for a while.
+ * Calls `work` from `callers` at once, each again as soon as it has its answer, for a while, or until `isOver`.
  *
  * @returns completed calls, the seconds they took, and the latency of each in milliseconds
  */
@@ -137,13 +137,14 @@ export async function drive(
   callers: number,
   seconds: number,
   work: (caller: number) => Promise<unknown>,
+  isOver: () => boolean = () => false,
 ): Promise<{ calls: number; seconds: number; latencies: number[] }> {
   const started = performance.now();
   const end = started + seconds * 1000;
   const latencies: number[] = [];
   await Promise.all(
     Array.from({ length: callers }, async (_, caller) => {
-      for (let at = performance.now(); at < end; ) {
+      for (let at = performance.now(); at < end && !isOver(); ) {
         await work(caller);
         const now = performance.now();
         latencies.push(now - at);

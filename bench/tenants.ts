@@ -144,3 +144,30 @@ export async function fillInboxes(url: string, unread: number): Promise<void> {
     await client.end();
   }
 }
+
+/** So many requests of each owner that are past their deadline, each with a message behind it. */
+export async function fillRequests(url: string, requests: number): Promise<void> {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  try {
+    await client.query(`
+      create temporary table requests as
+      select p.*, posthorn.make_id() as proposal_id, posthorn.make_id() as message_id
+        from (
+          select a.owner_id, a.agent_id as low, b.agent_id as high, a.connection_id, row_number() over (partition by a.owner_id order by a.agent_id, b.agent_id) as place
+            from bench.seats a
+            join bench.seats b on b.owner_id = a.owner_id and b.agent_id > a.agent_id) p
+       where p.place <= ${requests};
+
+      insert into posthorn.proposals (owner_id, proposal_id, kind, proposer_agent_id, agent_ids, name, purpose, duration_hours, created_at, expires_at)
+      select owner_id, proposal_id, 'new', low, array[low, high], 'bench', 'bench', 168, now() - interval '1 day', now() from requests;
+      insert into posthorn.messages (owner_id, message_id, state, recipient_agent_id, sender_agent_id, connection_id, proposal_id, hold_id, created_at, expires_at)
+      select owner_id, message_id, 'held', high, low, connection_id, proposal_id, posthorn.make_id(), now() - interval '1 day', now() from requests;
+      insert into posthorn.held_bodies (owner_id, proposal_id, position, message_id, ciphertext)
+      select owner_id, proposal_id, 1, message_id, decode(repeat('5a', ${SEALED_BYTES}), 'hex') from requests;
+      drop table requests`);
+    await client.query('vacuum (analyze) posthorn.proposals, posthorn.messages, posthorn.held_bodies');
+  } finally {
+    await client.end();
+  }
+}

@@ -1,16 +1,14 @@
 import type { Task } from 'graphile-worker';
 import { expireMessages } from '../src/db/functions.ts';
+import { MINUTELY_RUN_MS, runPaced } from '../src/paced-steps.ts';
 
 /** Small, since a batch holds the mailboxes of its senders and recipients while it runs. */
 const BATCH_SIZE = 200;
 
-/** A job must be short; what is left after these is there in the next minute too. */
-const MAX_BATCHES = 50;
-
 /** Ends messages past their deadline: the body goes, the state says expired, the sender hears of it. */
-export default (async (_payload, { withPgClient }) => {
-  for (let batch = 0; batch < MAX_BATCHES; batch++) {
-    const ended = await withPgClient((client) => expireMessages(client, { limit: BATCH_SIZE }));
-    if (ended === 0) return;
-  }
+export default (async (_payload, { withPgClient, abortSignal: signal }) => {
+  await runPaced(async () => (await withPgClient((client) => expireMessages(client, { limit: BATCH_SIZE }))) > 0, {
+    signal,
+    longestMs: MINUTELY_RUN_MS,
+  });
 }) satisfies Task;

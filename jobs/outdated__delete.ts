@@ -1,16 +1,38 @@
 import type { Task } from 'graphile-worker';
 import { deleteOutdated } from '../src/db/functions.ts';
+import { runPaced } from '../src/paced-steps.ts';
 
 const TABLES = ['idempotency_keys', 'posts', 'messages', 'events', 'proposals'];
 
-/** 2 MiB of a table, so that no statement reads or holds much. */
+/** 2 MiB of a table: some thousand rows at the most, in some milliseconds. */
 const PAGES = 256;
 
+/** A run ends here, in milliseconds, and the next one goes on where it stopped. */
+const RUN_MS = 50_000;
+
+/** Where a run begins; the schedule names nothing, and so begins at the first page of the first table. */
+interface Place {
+  table?: string;
+  firstPage?: number;
+}
+
 /** Deletes receipts, idempotency keys, posts and decided requests after their 30 days, events after their 7. */
-export default (async (_payload, { withPgClient }) => {
-  for (const table of TABLES) {
-    const deleteFrom = (firstPage: number) =>
-      withPgClient((client) => deleteOutdated(client, { table, firstPage, pages: PAGES }));
-    for (let page = 0; await deleteFrom(page); page += PAGES);
+export default (async (payload, { addJob, withPgClient, abortSignal: signal }) => {
+  const place = payload as Place;
+  const end = performance.now() + RUN_MS;
+  let firstPage = place.firstPage ?? 0;
+  for (const table of TABLES.slice(Math.max(0, TABLES.indexOf(place.table ?? '')))) {
+    let isMore = true;
+    const deleteNext = async () => {
+      isMore = await withPgClient((client) => deleteOutdated(client, { table, firstPage, pages: PAGES }));
+      firstPage += PAGES;
+      return isMore;
+    };
+    await runPaced(deleteNext, { signal, longestMs: end - performance.now() });
+    if (isMore) {
+      await addJob('outdated__delete', { table, firstPage } satisfies Place, { jobKey: 'outdated__delete' });
+      return;
+    }
+    firstPage = 0;
   }
 }) satisfies Task;

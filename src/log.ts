@@ -16,7 +16,8 @@ export function createLog(level: 'debug' | 'info' | 'warn' = 'info'): Logger {
       redact: { paths: SECRET_FIELDS.flatMap((name) => [name, `*.${name}`]), censor: '[secret]' },
       serializers: { err: describeError },
     },
-    pino.destination({ dest: 2, sync: true }),
+    // lines that come while one is being written share the next write; what is left is written when the process ends
+    pino.destination({ dest: 2, sync: false }),
   );
 }
 

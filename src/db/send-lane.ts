@@ -13,7 +13,8 @@ const BATCH_SIZE = 50;
 const QUEUE_LIMIT = 5_000;
 /** Sealed copies that may wait in a lane, in bytes: 5,000 posts to 16 agents could be 6 GB. */
 const QUEUED_BYTES = 67_108_864;
-const CACHED_PLANS = 10_000;
+/** Of each of the three things that are remembered. */
+const REMEMBERED = 10_000;
 /**
  * Under automatic approval one of many waiting sends wins twenty more posts and makes the plans of all others stale, so
  * that a burst needs two rounds for every twenty.
@@ -45,8 +46,13 @@ export interface SendOutcome extends SendMessagesRow {
   recipientAgentIds: string[];
 }
 
-/** What a pod needs to seal: see posthorn_api.plan_sends. Cached, since send_messages derives it again under its locks. */
-type Plan = Omit<PlanSendsRow, 'problem'> & { ownerId: string; agentId: string };
+/** What a pod needs to seal: see posthorn_api.plan_sends. Remembered, since send_messages derives it again under its locks. */
+type Plan = Omit<PlanSendsRow, 'item' | 'problem'> & Sender;
+
+interface Sender {
+  ownerId: string;
+  agentId: string;
+}
 
 interface SealedSend {
   send: Send;
@@ -71,7 +77,9 @@ export interface SendLane {
 
 /** The one way from a pod to posthorn_api.send_messages: plans, seals, and commits in groups. */
 export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLane {
-  const plans = new Map<string, Plan>();
+  const plans = createMemory<Plan>(REMEMBERED);
+  const senders = createMemory<Sender>(REMEMBERED);
+  const generations = createMemory<number>(REMEMBERED);
   const planLane = createGroupCommit({
     batchSize: BATCH_SIZE,
     queueLimit: QUEUE_LIMIT,
@@ -87,28 +95,34 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
     }),
   );
 
-  async function planFor(send: Send): Promise<Plan> {
-    const cacheKey = planKey(send);
-    const cached = plans.get(cacheKey);
-    if (cached) return cached;
-    const { problem, ...row } = await planLane.submit(send);
+  async function askForPlan(send: Send): Promise<Plan> {
+    const { item: _, problem, ...row } = await planLane.submit(send);
     if (problem) throw new PosthornError(problem as PosthornError['code']);
     const plan = row as Plan;
+    senders.set(senderKey(send), { ownerId: plan.ownerId, agentId: plan.agentId });
     // what is refused or held now may fare better next time
-    if (plan.groupId && !plan.isHeld) remember(cacheKey, plan);
+    if (plan.groupId !== null && !plan.isHeld) {
+      generations.set(plan.groupId, plan.generation!);
+      plans.set(planKey(send), plan);
+    }
     return plan;
   }
 
-  function remember(cacheKey: string, plan: Plan): void {
-    plans.set(cacheKey, plan);
-    const oldest = plans.size > CACHED_PLANS ? plans.keys().next().value : undefined;
-    if (oldest !== undefined) plans.delete(oldest);
+  /** The same plan as the one before; or, to a peer in a group that is known, the one that follows from earlier ones. */
+  function recallPlan(send: Send): Plan | undefined {
+    const { groupId, recipientAgentId } = send;
+    if (groupId === null || recipientAgentId === null) return plans.get(planKey(send));
+    const sender = senders.get(senderKey(send));
+    const generation = generations.get(groupId);
+    if (!sender || generation === undefined) return undefined;
+    return { ...sender, groupId, generation, isPost: false, isHeld: false, recipientAgentIds: [recipientAgentId] };
   }
 
   return {
     async send(send) {
       for (let attempt = 1; attempt <= PLAN_ATTEMPTS; attempt++) {
-        const plan = await planFor(send);
+        // one that went stale is asked for, whatever others have taught meanwhile
+        const plan = (attempt === 1 && recallPlan(send)) || (await askForPlan(send));
         const sealed = sealSend(send, plan, await ownerKeysOf(plan.ownerId, send.credential));
         const row = await lanes[laneOf(plan.groupId)]!.submit(sealed);
         if (row.outcome !== 'stale_plan') {
@@ -127,8 +141,27 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
   };
 }
 
-function planKey({ credential, agentId, recipientAgentId, groupId, conversationId }: Send): string {
-  return `${credential.toString('base64')}|${agentId}|${recipientAgentId}|${groupId}|${conversationId}`;
+function senderKey({ credential, agentId }: Send): string {
+  return `${credential.toString('base64')}|${agentId}`;
+}
+
+function planKey(send: Send): string {
+  return `${senderKey(send)}|${send.recipientAgentId}|${send.groupId}|${send.conversationId}`;
+}
+
+/** A map that forgets what it learned first. */
+function createMemory<Value>(size: number): Pick<Map<string, Value>, 'get' | 'set' | 'delete'> {
+  const values = new Map<string, Value>();
+  return {
+    get: (key) => values.get(key),
+    delete: (key) => values.delete(key),
+    set(key, value) {
+      values.set(key, value);
+      const oldest = values.size > size ? values.keys().next().value : undefined;
+      if (oldest !== undefined) values.delete(oldest);
+      return values;
+    },
+  };
 }
 
 /** The last digits of a group's id are random in every version that we make. */

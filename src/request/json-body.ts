@@ -17,6 +17,9 @@ export async function readJsonObject(request: IncomingMessage): Promise<Record<s
   const contentType = request.headers['content-type'] ?? '';
   if (!/^application\/(json|[a-z.+-]+\+json)\s*(;|$)/i.test(contentType))
     throw invalidRequest([], 'Content-Type must be application/json.');
+  const charset = /;\s*charset\s*=\s*"?([^";\s]*)/i.exec(contentType)?.[1];
+  if (charset !== undefined && charset.toLowerCase() !== 'utf-8')
+    throw invalidRequest([], 'The charset of the body must be utf-8.');
   if (request.headers['content-encoding'] !== undefined)
     throw invalidRequest([], 'A compressed request body is not accepted.');
   const bytes = await readBytes(request);

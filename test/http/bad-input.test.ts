@@ -92,6 +92,22 @@ describe('a send with bad input names the field and stores nothing', () => {
     expect((await refused(bytes)).error).toBe('invalid_request');
   });
 
+  test.each([
+    ['text/plain', 400],
+    ['application/json; charset=utf-16', 400],
+    ['application/json;charset="iso-8859-1"', 400],
+    ['application/json; charset=UTF-8', 201],
+    ['application/json; charset="utf-8"', 201],
+  ])('Content-Type %s is answered %i', async (type, status) => {
+    const response = await fetch(`${posthorn.pods[0]!.url}/messaging/v1/send`, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${a.token}`, 'content-type': type },
+      body: JSON.stringify(valid()),
+    });
+    expect(response.status).toBe(status);
+    if (response.ok) await b.ack([((await response.json()) as { id: string }).id]);
+  });
+
   test('ten megabytes', async () => {
     expect(await refused({ ...valid(), body: 'a'.repeat(10_000_000) })).toMatchObject({
       status: 413,
