@@ -199,6 +199,16 @@ create policy select_deleted on posthorn.agents for select to posthorn_jobs usin
 create policy select_proved on posthorn.agents for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.agents for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
+create unlogged table posthorn.attempts (
+  act text not null,
+  bucket integer not null,
+  attempts integer not null,
+  counted_until timestamp with time zone not null,
+  constraint act_is_known CHECK ((act = ANY ('{sign_in,register_client,ask_device_code}'::text[]))),
+  constraint attempts_pkey PRIMARY KEY (act, bucket),
+  constraint bucket_has_16_bits CHECK (((bucket >= 0) AND (bucket <= 65535)))
+) with (fillfactor=50); -- of posthorn_owner
+
 create table posthorn.audit_entries (
   owner_id integer not null,
   entry_id uuid not null default posthorn.make_id(),
@@ -703,6 +713,27 @@ create table posthorn.server (
   constraint there_is_only_one_server CHECK (only_one)
 ); -- of posthorn_owner
 
+create table posthorn.sign_in_links (
+  owner_id integer not null,
+  link_id uuid not null default posthorn.make_id(),
+  link_hash bytea not null,
+  created_at timestamp with time zone not null,
+  expires_at timestamp with time zone not null,
+  constraint link_hash_is_sha256 CHECK ((octet_length(link_hash) = 32)),
+  constraint links_are_unique_everywhere UNIQUE (link_hash),
+  constraint sign_in_links_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint sign_in_links_pkey PRIMARY KEY (owner_id, link_id)
+); -- of posthorn_owner
+alter table posthorn.sign_in_links enable row level security;
+alter table posthorn.sign_in_links force row level security;
+create policy delete_deleted on posthorn.sign_in_links for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.sign_in_links for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.sign_in_links for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.sign_in_links for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_presented on posthorn.sign_in_links for select to posthorn_prover using ((link_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.sign_in_links for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.sign_in_links for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
 create unlogged table posthorn.streams (
   owner_id integer not null,
   stream_id uuid not null,
@@ -850,6 +881,8 @@ create function ops.add_ring_key(p_ring_key_id text, p_proof bytea) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.create_owner(p_label text, p_ring_key_id text, p_wrapped_key bytea, p_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.create_sign_in_link(p_credential bytea, p_link_hash bytea) returns timestamp with time zone
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.declare_restored() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.forget_ring_keys(p_except text) returns integer
@@ -970,7 +1003,13 @@ create function posthorn_api.rotate_connection(p_credential bytea, p_connection_
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uuid[], p_keys text[], p_fingerprints bytea[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[], p_replies_to uuid[], p_purposes text[], p_names text[], p_durations_hours integer[], p_sensitive boolean[], p_planned_group_ids uuid[], p_planned_generations integer[], p_hold_ids uuid[], p_post_ids uuid[], p_copy_items integer[], p_copy_recipients uuid[], p_copy_message_ids uuid[], p_copy_ciphertexts bytea[]) returns TABLE(item integer, outcome text, detail jsonb, conversation_id uuid, conversation_kind text, group_id uuid, post_id uuid, message_ids uuid[], created_at timestamp with time zone, expires_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.session_owner(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, label text)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.sign_out(p_credential bytea, p_everywhere boolean) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -996,6 +1035,8 @@ create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.count_attempt(p_act text, p_bucket integer, p_per interval, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
@@ -1005,6 +1046,8 @@ create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) ret
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_sessions(p_actor posthorn_impl.proven, p_connection_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.epoch() returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1052,6 +1095,8 @@ create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
@@ -1067,6 +1112,8 @@ create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_link(p_link_hash bytea) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
@@ -1114,6 +1161,7 @@ create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
 grant execute on function ops.add_ring_key(text,bytea) to posthorn_admin;
 grant execute on function ops.create_owner(text,text,bytea,uuid) to posthorn_admin;
+grant execute on function ops.create_sign_in_link(bytea,bytea) to posthorn_admin;
 grant execute on function ops.declare_restored() to posthorn_admin;
 grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
@@ -1198,7 +1246,11 @@ grant execute on function posthorn_api.ring_keys() to posthorn_app;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_admin;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
+grant execute on function posthorn_api.session_owner(bytea) to posthorn_app;
+grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin;
+grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
@@ -1211,6 +1263,7 @@ grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
+grant execute on function posthorn_impl.prove_link(bytea) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
@@ -1235,6 +1288,7 @@ grant select on ops.workers to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.agents to posthorn_jobs;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
+grant insert, select, update (attempts, counted_until) on posthorn.attempts to posthorn_engine;
 grant insert, select on posthorn.audit_entries to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.audit_entries to posthorn_jobs;
 grant select on posthorn.audit_entries to posthorn_ops;
@@ -1300,6 +1354,9 @@ grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
 grant select, update on posthorn.server to posthorn_engine;
 grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
+grant delete, insert, select on posthorn.sign_in_links to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.sign_in_links to posthorn_jobs;
+grant select (owner_id, link_hash, expires_at) on posthorn.sign_in_links to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;

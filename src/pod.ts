@@ -19,6 +19,7 @@ import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
+import { createWeb } from './web/endpoint.ts';
 
 const POOL_SIZE = 10;
 /** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
@@ -90,7 +91,16 @@ export async function startPod(options: {
     );
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
-  const app = createApp({ services, log, draining: draining.signal, isReady, mcp, events: createEventsEndpoint(hub) });
+  const web = createWeb(services, log);
+  const app = createApp({
+    services,
+    log,
+    draining: draining.signal,
+    isReady,
+    mcp,
+    events: createEventsEndpoint(hub),
+    web: web.middleware,
+  });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();

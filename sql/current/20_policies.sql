@@ -9,7 +9,8 @@ declare
   v_proved constant text := '(owner_id = any ((select posthorn_impl.proved_owners())::int[])) is true';
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
-    'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence'];
+    'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence',
+    'sign_in_links'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop

@@ -71,7 +71,9 @@ begin
   if p_expires_at <= v_now then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["expires_at"]}');
   end if;
-  if (select count(*) from posthorn.connections c where c.owner_id = p_actor.owner_id and c.revoked_at is null and c.expires_at > v_now)
+  -- whoever has too many must be able to sign in to end some; sessions have a limit of their own
+  if p_kind <> 'session'
+     and (select count(*) from posthorn.connections c where c.owner_id = p_actor.owner_id and c.revoked_at is null and c.expires_at > v_now)
      >= posthorn_impl.limit_value('connections_per_owner') then
     perform posthorn_impl.refuse('limit_reached', '{"limit": "connections_per_owner"}');
   end if;
@@ -250,14 +252,18 @@ begin
   update posthorn.connections c
      set last_used_at = v_now,
          -- moved once a day at the most, since each move touches the connection's agents
-         expires_at = case when c.kind = 'device' and c.expires_at < v_now + interval '89 days' then v_now + interval '90 days' else c.expires_at end
+         expires_at = case
+                        when c.kind = 'device' and c.expires_at < v_now + interval '89 days' then v_now + interval '90 days'
+                        when c.kind = 'session' and c.expires_at < v_now + interval '29 days' then v_now + interval '30 days'
+                        else c.expires_at
+                      end
     from seen s
    where c.owner_id = s.owner_id
      and c.connection_id = s.connection_id;
   get diagnostics v_touched = row_count;
   return v_touched;
 end $$;
-comment on function posthorn_api.touch_connections(bytea[]) is 'Notes that these credentials were used and slides the expiry of devices; one call per pod and interval.';
+comment on function posthorn_api.touch_connections(bytea[]) is 'Notes that these credentials were used and slides the expiry of devices and sessions; one call per pod and interval.';
 
 grant execute on function
   posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz), posthorn_api.pair_device(bytea, text, text[], bytea),

@@ -98,7 +98,7 @@ declare
 begin
   foreach v_table in array array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations', 'proposals', 'posts', 'messages',
-    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
+    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'sign_in_links'] loop
     execute format('drop policy if exists select_deleted on posthorn.%I', v_table);
     execute format('drop policy if exists delete_deleted on posthorn.%I', v_table);
     v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;

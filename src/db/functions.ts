@@ -781,12 +781,48 @@ export async function sendMessages(db: Queryable, p: { credentials: (Buffer | nu
   return rows;
 }
 
-/** Notes that these credentials were used and slides the expiry of devices; one call per pod and interval. */
+export interface SessionOwnerRow {
+  ownerId: string;
+  connectionId: string | null;
+  label: string;
+}
+/** Who is signed in; raises unauthorized or person_required. */
+export async function sessionOwner(db: Queryable, p: { credential: Buffer }): Promise<SessionOwnerRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.owner_id as "ownerId", f.connection_id as "connectionId", f.label from posthorn_api.session_owner(${names}) f`, values);
+  return rows;
+}
+
+/** Ends the session of the call, or every session of the owner and every link that could make one. */
+export async function signOut(db: Queryable, p: { credential: Buffer; everywhere: boolean }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_everywhere', 'bool', p.everywhere],
+  ]);
+  await db.query(`select true from posthorn_api.sign_out(${names}) f`, values);
+}
+
+/** Notes that these credentials were used and slides the expiry of devices and sessions; one call per pod and interval. */
 export async function touchConnections(db: Queryable, p: { credentials: (Buffer | null)[] }): Promise<number> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.touch_connections(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of a one-time link, which is used up: signed_in. Otherwise not_found, and after too many of those from one bucket of addresses rate_limited. */
+export async function useSignInLink(db: Queryable, p: { linkHash: Buffer; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_link_hash', 'bytea', p.linkHash],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_sign_in_link(${names}) f`, values);
   return rows[0].value;
 }
 
@@ -819,6 +855,16 @@ export async function createOwner(db: Queryable, p: { label: string; ringKeyId: 
     ['p_id', 'uuid', p.id],
   ]);
   const { rows } = await db.query(`select f as value from ops.create_owner(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** A link, by the hash of its secret, that signs in whoever uses it first within 15 minutes; answers when it ends. */
+export async function createSignInLink(db: Queryable, p: { credential: Buffer; linkHash: Buffer }): Promise<Date> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_link_hash', 'bytea', p.linkHash],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.create_sign_in_link(${names}) f`, values);
   return rows[0].value;
 }
 

@@ -10,7 +10,8 @@ import type { Services } from '../operations/operation.ts';
 import { challenge } from '../request/bearer.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
 import { openApiDocument } from './openapi.ts';
-import { operationRoute } from './operation-route.ts';
+import { operationRoute, presentedBearer } from './operation-route.ts';
+import { ownerRoutes } from './owner-routes.ts';
 
 interface AppOptions {
   services: Services;
@@ -22,6 +23,8 @@ interface AppOptions {
   /** The other door at the same address. */
   mcp: Middleware;
   events: Middleware;
+  /** The owner's pages. */
+  web: Middleware;
 }
 
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
@@ -34,6 +37,8 @@ export function createApp(options: AppOptions): Koa {
   app.use(securityHeaders());
   app.use(serviceRoutes(options));
   app.use(messagingRoutes(options));
+  app.use(ownerRoutes(options.services, options.draining));
+  app.use(options.web);
   app.use(unknownPath);
   return app;
 }
@@ -138,7 +143,11 @@ function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middl
   const router = new Router();
   for (const operation of OPERATIONS) {
     for (const { method, path } of operation.routes)
-      router.register(BASE_PATH + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
+      router.register(
+        BASE_PATH + path,
+        [method.toLowerCase()],
+        operationRoute(operation, services, draining, presentedBearer) as never,
+      );
   }
   router.get(`${BASE_PATH}/events`, events as never);
   router.all(['/mcp', '/mcp/'], mcp as never);

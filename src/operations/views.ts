@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import type { AgentView, GroupView, MessageView, ProposalView } from '../db/functions.ts';
+import type { AgentView, ConnectionView, GroupView, MessageView, ProposalView } from '../db/functions.ts';
 import { id, time } from './fields.ts';
 
 // What leaves the doors: snake_case, times in RFC 3339 UTC.
@@ -22,6 +22,23 @@ export const Agent = z.object({
 });
 
 export const Peer = Agent.extend({ shared_group_ids: z.array(id()) });
+
+/** An agent as its owner sees it, revoked or not. */
+export const OwnerAgent = Agent.extend({ revoked_at: timeOrNull() });
+
+/** A connection as its owner sees it; never its credential. */
+export const Connection = z.object({
+  id: id(),
+  kind: z.string(),
+  label: z.string(),
+  scopes: z.array(z.string()),
+  parent_connection_id: idOrNull(),
+  agent_id: idOrNull(),
+  created_at: time(),
+  expires_at: timeOrNull(),
+  last_used_at: timeOrNull(),
+  revoked_at: timeOrNull(),
+});
 
 export const Group = z.object({
   id: id(),
@@ -115,6 +132,25 @@ export function agentView(row: AgentView): z.infer<typeof Agent> {
 
 export function peerView(row: AgentView): z.infer<typeof Peer> {
   return { ...agentView(row), shared_group_ids: row.sharedGroupIds };
+}
+
+export function ownerAgentView(row: AgentView): z.infer<typeof OwnerAgent> {
+  return { ...agentView(row), revoked_at: row.revokedAt?.toISOString() ?? null };
+}
+
+export function connectionView(row: ConnectionView): z.infer<typeof Connection> {
+  return {
+    id: row.id,
+    kind: row.kind,
+    label: row.label,
+    scopes: row.scopes,
+    parent_connection_id: row.parentConnectionId,
+    agent_id: row.agentId,
+    created_at: row.createdAt.toISOString(),
+    expires_at: row.expiresAt?.toISOString() ?? null,
+    last_used_at: row.lastUsedAt?.toISOString() ?? null,
+    revoked_at: row.revokedAt?.toISOString() ?? null,
+  };
 }
 
 export function groupView(row: GroupView): z.infer<typeof Group> {

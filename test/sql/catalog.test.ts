@@ -17,6 +17,7 @@ const OUR_SCHEMAS = [...CODE_SCHEMAS, 'posthorn', 'posthorn_secret'];
 
 /** Tables that belong to no owner. */
 const SHARED_TABLES = [
+  'attempts',
   'limits',
   'message_transitions',
   'proposal_transitions',
@@ -33,6 +34,7 @@ const OTHER_POLICIES = {
   'owners select_admin SELECT posthorn_admin': 'the person at the server suspends any owner',
   'owners select_any SELECT posthorn_prover': 'the person at the server may act as any owner',
   'owners update_admin UPDATE posthorn_admin': 'the person at the server suspends any owner',
+  'sign_in_links select_presented SELECT posthorn_prover': 'a one-time link shows its own row: it proves its owner',
 };
 
 /** What workers see of owners whom nobody proved: what is past a deadline, and what is kept no longer. */
@@ -55,6 +57,7 @@ const HIDDEN_FROM_OPERATORS = [
   'agents.runtime_version',
   'bodies.ciphertext',
   'connections.credential_hash',
+  'sign_in_links.link_hash',
   'connections.label',
   'groups.name',
   'groups.project_boundary',
@@ -74,6 +77,7 @@ const HIDDEN_FROM_OPERATORS = [
 const KEYS_WITHOUT_OWNER = {
   bodies_by_deadline: 'workers look among the mail of all owners for what is past its deadline',
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
+  links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
 };
 
@@ -492,6 +496,7 @@ describe('functions', () => {
       'posthorn_impl.find_place',
       'posthorn_impl.owners_after',
       'posthorn_impl.prove',
+      'posthorn_impl.prove_link',
       'posthorn_impl.proved_owners',
       'posthorn_impl.require_same_server',
       'posthorn_impl.sign_proof',
