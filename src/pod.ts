@@ -17,9 +17,14 @@ import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
+import type { AllowList } from './net/allow-list.ts';
+import { createEgress, type Egress } from './net/egress.ts';
+import { createOAuth } from './oauth/endpoint.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
+import { consentPage, deviceConsentPage, devicePairedPage, enterCodePage } from './web/consent-pages.ts';
 import { createWeb } from './web/endpoint.ts';
+import { refusedPage } from './web/sign-in-pages.ts';
 
 const POOL_SIZE = 10;
 /** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
@@ -48,6 +53,10 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
+  /** Where requests of ours may go besides the open internet. */
+  allow?: AllowList;
+  /** For tests: what opens outbound connections. */
+  egress?: Egress;
   log: Logger;
 }): Promise<Pod> {
   const { log } = options;
@@ -92,6 +101,21 @@ export async function startPod(options: {
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
   const web = createWeb(services, log);
+  const egress = options.egress ?? createEgress({ allow: options.allow ?? { names: [], networks: [] } });
+  const oauth = createOAuth({
+    services,
+    openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,
+    egress,
+    pages: {
+      ...web,
+      consent: consentPage,
+      deviceConsent: deviceConsentPage,
+      deviceDone: devicePairedPage,
+      enterCode: enterCodePage,
+      refused: refusedPage,
+    },
+    log,
+  });
   const app = createApp({
     services,
     log,
@@ -100,10 +124,12 @@ export async function startPod(options: {
     mcp,
     events: createEventsEndpoint(hub),
     web: web.middleware,
+    oauth,
   });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
+    await egress.close();
     await endPools();
   };
   const server = app.listen(options.port, options.host);

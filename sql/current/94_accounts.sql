@@ -75,6 +75,8 @@ begin
   perform posthorn_impl.lock_requests(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id));
   v_now := posthorn_impl.clock();
   update posthorn.connections c set revoked_at = v_now where c.owner_id = v_actor.owner_id and c.revoked_at is null;
+  delete from posthorn.grant_tokens t where t.owner_id = v_actor.owner_id;
+  delete from posthorn.sign_in_links l where l.owner_id = v_actor.owner_id;
   perform posthorn_impl.close_proposals(
     v_actor.owner_id, array(select p.proposal_id from posthorn.proposals p where p.owner_id = v_actor.owner_id and p.state = 'pending'), 'denied', 'revoked', 'superseded', v_now);
   perform posthorn_impl.end_messages(
@@ -98,7 +100,7 @@ declare
 begin
   foreach v_table in array array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations', 'proposals', 'posts', 'messages',
-    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'sign_in_links'] loop
+    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'sign_in_links', 'oauth_grants', 'grant_tokens'] loop
     execute format('drop policy if exists select_deleted on posthorn.%I', v_table);
     execute format('drop policy if exists delete_deleted on posthorn.%I', v_table);
     v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;

@@ -18,7 +18,7 @@ create table posthorn.sign_in_links (
 -- How often something was tried from where: addresses are hashed into 65,536 buckets, so that no flood of addresses
 -- makes it grow. Unlogged: a crash forgives.
 create unlogged table posthorn.attempts (
-  act text not null constraint act_is_known check (act = any ('{sign_in,register_client,ask_device_code}')),
+  act text not null constraint act_is_known check (act = any ('{sign_in,register_client,authorize,ask_device_code}')),
   bucket int not null constraint bucket_has_16_bits check (bucket between 0 and 65535),
   attempts int not null,
   counted_until timestamptz not null,

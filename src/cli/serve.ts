@@ -26,7 +26,17 @@ async function serve(output: Output): Promise<void> {
       const keyRing = await openKeyRing(config, await knownRingKeys(databaseUrl));
       const { host, port, publicUrl, listenUrl } = config;
       const read = () => readKeyRing(config);
-      const options = { databaseUrl, listenUrl: listenUrl!, publicUrl, host, port, keyRing, readKeyRing: read, log };
+      const options = {
+        databaseUrl,
+        listenUrl: listenUrl!,
+        publicUrl,
+        host,
+        port,
+        keyRing,
+        readKeyRing: read,
+        allow: config.webhookAllow,
+        log,
+      };
       return await reaching(databaseUrl, () => startPod(options));
     },
     (pod) => {

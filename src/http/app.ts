@@ -25,6 +25,8 @@ interface AppOptions {
   events: Middleware;
   /** The owner's pages. */
   web: Middleware;
+  /** The authorization server. */
+  oauth: Middleware;
 }
 
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
@@ -39,6 +41,7 @@ export function createApp(options: AppOptions): Koa {
   app.use(messagingRoutes(options));
   app.use(ownerRoutes(options.services, options.draining));
   app.use(options.web);
+  app.use(options.oauth);
   app.use(unknownPath);
   return app;
 }

@@ -17,8 +17,11 @@ export const Agent = z.object({
   live: z.boolean(),
   presence_kind: z.enum(['events', 'webhook']).nullable(),
   created_at: time(),
-  device: z.object({ id: id(), label: z.string() }),
-  installation: z.string(),
+  /** Of an agent of a paired device or a service. */
+  device: z.object({ id: id(), label: z.string() }).optional(),
+  installation: z.string().optional(),
+  /** Of an agent of an OAuth client. */
+  client: z.object({ id: z.string(), name: z.string() }).optional(),
 });
 
 export const Peer = Agent.extend({ shared_group_ids: z.array(id()) });
@@ -38,6 +41,8 @@ export const Connection = z.object({
   expires_at: timeOrNull(),
   last_used_at: timeOrNull(),
   revoked_at: timeOrNull(),
+  /** The app that the owner consented to, and the host that it says it is from. */
+  client: z.object({ id: z.string(), host: z.string() }).nullable(),
 });
 
 export const Group = z.object({
@@ -125,8 +130,9 @@ export function agentView(row: AgentView): z.infer<typeof Agent> {
     live: row.isListening,
     presence_kind: row.isListening ? 'events' : null,
     created_at: row.createdAt.toISOString(),
-    device: { id: row.deviceId, label: row.deviceLabel },
-    installation: row.installation,
+    ...(row.clientId === null
+      ? { device: { id: row.deviceId, label: row.deviceLabel }, installation: row.installation }
+      : { client: { id: row.clientId, name: row.deviceLabel } }),
   };
 }
 
@@ -150,6 +156,7 @@ export function connectionView(row: ConnectionView): z.infer<typeof Connection> 
     expires_at: row.expiresAt?.toISOString() ?? null,
     last_used_at: row.lastUsedAt?.toISOString() ?? null,
     revoked_at: row.revokedAt?.toISOString() ?? null,
+    client: row.clientId === null ? null : { id: row.clientId, host: row.clientHost ?? '' },
   };
 }
 
