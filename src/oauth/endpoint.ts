@@ -8,6 +8,7 @@ import type { KeyRing } from '../crypto/key-ring.ts';
 import { loadServerSecrets } from '../crypto/server-secrets.ts';
 import { countOauthAttempt, createOauthGrant, listClientAgents } from '../db/functions.ts';
 import { invalidRequest, PosthornError, toPosthornError } from '../errors.ts';
+import { LOGIN_CLIENT } from '../login-client.ts';
 import type { Egress } from '../net/egress.ts';
 import type { Services } from '../operations/operation.ts';
 import { addressBucket, readSession, type Session } from '../request/session.ts';
@@ -20,7 +21,7 @@ import {
   placeOf,
   SCOPES,
 } from './client-habits.ts';
-import { ACCOUNT, createProvider, LOGIN_CLIENT, type ProviderPages } from './provider.ts';
+import { ACCOUNT, createProvider, type ProviderPages } from './provider.ts';
 
 /** No request of a client is near this long. */
 const MAX_BODY_BYTES = 65_536;

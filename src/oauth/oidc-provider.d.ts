@@ -56,6 +56,7 @@ declare module 'oidc-provider' {
       accountId: string;
       clientId: string;
     }) => Grant;
+    AccessToken: { prototype: { generateTokenId(): string } };
     RefreshToken: { prototype: { generateTokenId(): string } };
     use(middleware: (ctx: Context & { oidc?: OidcContext }, next: () => Promise<void>) => Promise<void>): this;
     on(event: 'server_error', listener: (ctx: Context, error: Error) => void): this;

@@ -2,13 +2,11 @@ import type { Context } from 'koa';
 import { errors, Provider } from 'oidc-provider';
 import type pg from 'pg';
 import type { ServerSecrets } from '../crypto/server-secrets.ts';
+import { LOGIN_CLIENT } from '../login-client.ts';
 import type { Egress } from '../net/egress.ts';
 import { createAdapters } from './adapter.ts';
 import { createDocumentFetch } from './client-document.ts';
 import { SCOPES } from './client-habits.ts';
-
-/** The client of `posthorn login`. What it gets is a paired device, not an app. */
-export const LOGIN_CLIENT = 'posthorn-cli';
 
 /** Whoever consents: which owner that is stands in the grant's connection and is never the library's to know. */
 export const ACCOUNT = 'owner';
@@ -96,7 +94,11 @@ export function createProvider({
       rpInitiatedLogout: { enabled: false },
       pushedAuthorizationRequests: { enabled: false },
       registration: { enabled: true, issueRegistrationAccessToken: false },
-      revocation: { enabled: true },
+      revocation: {
+        enabled: true,
+        allowedPolicy: (_ctx: Context, client: { clientId: string }, token: { clientId: string }) =>
+          token.clientId === client.clientId,
+      },
       clientIdMetadataDocument: { enabled: true, ack: 'draft-02' },
       deviceFlow: {
         enabled: true,
@@ -164,14 +166,24 @@ export function createProvider({
     host: { get: () => host },
   });
   provider.use(describeOnlyWhatThereIs);
-  const { prototype } = provider.RefreshToken;
-  const makeToken = prototype.generateTokenId;
-  prototype.generateTokenId = function generateTokenId() {
+  nameTokens(provider, secrets);
+  return provider;
+}
+
+/** Two kinds of tokens are no mere random numbers. */
+function nameTokens(provider: Provider, secrets: ServerSecrets): void {
+  const [access, refresh] = [provider.AccessToken.prototype, provider.RefreshToken.prototype];
+  const { generateTokenId: makeAccess } = access;
+  const { generateTokenId: makeRefresh } = refresh;
+  access.generateTokenId = function generateTokenId() {
+    // by its prefix whoever is refused knows that a machine must be paired again
+    return (Provider.ctx?.oidc.client?.clientId === LOGIN_CLIENT ? 'phd_' : '') + makeAccess.call(this);
+  };
+  refresh.generateTokenId = function generateTokenId() {
     // processes that share a token and use it at once are all given the same next one
     const rotated = Provider.ctx?.oidc.entities.RotatedRefreshToken;
-    return rotated ? secrets.successorOf(rotated.jti) : makeToken.call(this);
+    return rotated ? secrets.successorOf(rotated.jti) : makeRefresh.call(this);
   };
-  return provider;
 }
 
 /** Clients ask for what metadata names, so that it names nothing that they should not ask for. */
