@@ -6,6 +6,7 @@ import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
+import type { Egress } from '../../src/net/egress.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
 
@@ -48,7 +49,9 @@ export interface TestPosthorn {
 }
 
 /** Pods on a database of this test file. Close them before the file ends. */
-export async function startPosthorn(options: { pods?: number; publicUrl?: string } = {}): Promise<TestPosthorn> {
+export async function startPosthorn(
+  options: { pods?: number; publicUrl?: string; egress?: Egress } = {},
+): Promise<TestPosthorn> {
   const database = await createTestDatabase();
   const admin = database.as('posthorn_admin');
   const ring = makeKeyRing();
@@ -71,6 +74,7 @@ export async function startPosthorn(options: { pods?: number; publicUrl?: string
         host: '127.0.0.1',
         port: 0,
         keyRing: ring,
+        egress: options.egress,
         log,
       }),
     ),
