@@ -17,6 +17,7 @@ import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
+import { metrics, showPool } from './metrics.ts';
 import type { AllowList } from './net/allow-list.ts';
 import { createEgress, type Egress } from './net/egress.ts';
 import { createOAuth } from './oauth/endpoint.ts';
@@ -65,6 +66,8 @@ export async function startPod(options: {
   if (!role) log.warn('The pooler passes no role on, so this pod runs as its login. Log in as posthorn_app instead.');
   const pool = createPool({ url: options.databaseUrl, role, max: POOL_SIZE });
   const lanePool = createPool({ url: options.databaseUrl, role, max: LANE_POOL_SIZE });
+  showPool('requests', pool);
+  showPool('lanes', lanePool);
   const endPools = () => Promise.all([pool.end(), lanePool.end()]);
   const recognise = async () => {
     if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
@@ -79,6 +82,8 @@ export async function startPod(options: {
   const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
   const listener = createListener(options.listenUrl, (isListening) => {
     log.info({ isListening }, 'listener');
+    metrics.listening.set(isListening ? 1 : 0);
+    if (isListening) metrics.listenerConnects.inc();
     // behind a connection that was lost there may be another database now
     if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
   });

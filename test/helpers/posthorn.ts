@@ -9,6 +9,7 @@ import { type Queryable, withClient } from '../../src/db/pool.ts';
 import type { Egress } from '../../src/net/egress.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
+import { watchLog } from './log-lines.ts';
 
 /** What an HTTP call answered. */
 export interface Answer {
@@ -57,6 +58,7 @@ export async function startPosthorn(
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });
   let lines = '';
+  watchLog(() => lines);
   const log = pino(
     new Writable({
       write(chunk, _encoding, done) {

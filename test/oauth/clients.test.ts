@@ -33,19 +33,19 @@ function createStore(scope?: string) {
       token_endpoint_auth_method: 'none',
     },
     clientInformation: () => kept.client as never,
-    saveClientInformation: (client: unknown) => void (kept.client = client),
+    saveClientInformation: (client: unknown) => void Object.assign(kept, { client }),
     tokens: () => kept.tokens as never,
-    saveTokens: (tokens: unknown) => void (kept.tokens = tokens),
+    saveTokens: (tokens: unknown) => void Object.assign(kept, { tokens }),
     redirectToAuthorization(address: URL) {
       // both SDKs ask for what the challenge names; others ask for something else
       if (scope !== undefined) address.searchParams.set('scope', scope);
       kept.address = address.href;
     },
-    saveCodeVerifier: (verifier: string) => void (kept.verifier = verifier),
+    saveCodeVerifier: (verifier: string) => void Object.assign(kept, { verifier }),
     codeVerifier: () => kept.verifier as string,
     invalidateCredentials: (what: string) => void delete kept[what === 'all' ? 'client' : what],
     discoveryState: () => kept.discovery as never,
-    saveDiscoveryState: (discovery: unknown) => void (kept.discovery = discovery),
+    saveDiscoveryState: (discovery: unknown) => void Object.assign(kept, { discovery }),
   };
   return { kept, provider };
 }

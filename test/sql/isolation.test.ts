@@ -1160,7 +1160,8 @@ describe('people within one owner', () => {
 
   test('of a suspended owner nobody does anything, and agents are told', async () => {
     const side = await makeSide();
-    await database.admin.query('update posthorn.owners set suspended_at = now() where id = $1', [side.owner.id]);
+    const person = database.as('posthorn_admin');
+    await functions.suspendOwner(person, { ownerId: side.owner.id });
     const asAnna = { credential: side.anna.credential, agentId: side.anna.id };
     expect(await functions.agentStatus(app, asAnna)).toMatchObject([{ enabled: false }]);
     expect(await refusal(functions.readInbox(app, { ...asAnna, after: 0, limit: 1 }))).toEqual({
@@ -1171,6 +1172,17 @@ describe('people within one owner', () => {
     expect(await send(world, { from: side.anna, to: side.bert })).toMatchObject({ outcome: 'owner_suspended' });
     expect(await advance(world, side.bert, 'acknowledged', [side.message])).toMatchObject([
       { problem: 'owner_suspended' },
+    ]);
+
+    await functions.resumeOwner(person, { ownerId: side.owner.id });
+    expect(await send(world, { from: side.anna, to: side.bert })).toMatchObject({ outcome: 'queued' });
+    const { rows } = await database.admin.query(
+      `select act, connection_id from posthorn.audit_entries where subject_id = $1 and act in ('owner.suspend', 'owner.resume') order by entry_id`,
+      [side.owner.id],
+    );
+    expect(rows).toEqual([
+      { act: 'owner.suspend', connection_id: null },
+      { act: 'owner.resume', connection_id: null },
     ]);
   });
 });
