@@ -18,7 +18,6 @@ import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import { metrics, showPool } from './metrics.ts';
-import type { AllowList } from './net/allow-list.ts';
 import { createEgress, type Egress } from './net/egress.ts';
 import { createOAuth } from './oauth/endpoint.ts';
 import type { Services } from './operations/operation.ts';
@@ -54,8 +53,6 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
-  /** Where requests of ours may go besides the open internet. */
-  allow?: AllowList;
   /** For tests: what opens outbound connections. */
   egress?: Egress;
   log: Logger;
@@ -106,7 +103,8 @@ export async function startPod(options: {
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
   const web = createWeb(services, log);
-  const egress = options.egress ?? createEgress({ allow: options.allow ?? { names: [], networks: [] } });
+  // what webhooks may reach besides is not for whoever names a client document: that is anybody
+  const egress = options.egress ?? createEgress({ allow: { names: [], networks: [] } });
   const oauth = createOAuth({
     services,
     openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,
