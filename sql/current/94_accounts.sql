@@ -58,7 +58,7 @@ declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
   v_table text;
 begin
-  foreach v_table in array array['owners', 'connections', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries'] loop
+  foreach v_table in array array['owners', 'connections', 'oauth_grants', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries'] loop
     -- the one place of a dynamic statement: the names are those above
     return query execute format(
       'select %L, to_jsonb(x) - ''owner_id'' - ''credential_hash'' from posthorn.%I x where x.owner_id = $1', v_table, v_table) using v_actor.owner_id;

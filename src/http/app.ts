@@ -33,6 +33,10 @@ interface AppOptions {
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
 export function createApp(options: AppOptions): Koa {
   const app = new Koa();
+  // what ends TLS stands before us, so that cookies must be marked as its address says and not as this connection does
+  Object.defineProperty(app.request, 'protocol', {
+    get: () => (options.services.publicUrl.startsWith('https:') ? 'https' : 'http'),
+  });
   app.silent = true; // refusals are not failures of the program; logRequests says what happened
   app.use(nameRequest);
   app.use(traceRequest);
