@@ -19,7 +19,7 @@ import { homePage, howToSignInPage, refusedPage, signInFailedPage, signInPage } 
 
 /** Where somebody goes on after signing in; only paths that the server itself gave out. */
 const RETURN_COOKIE = 'posthorn_return';
-const RETURN_PATH = /^\/(oauth\/interaction\/[\w-]{1,128}|device)$/;
+const RETURN_PATH = /^\/(oauth\/interaction\/[\w-]{1,128}|device(\?user_code=[A-Z-]{1,16})?)$/;
 const RETURN_MS = 15 * 60_000;
 
 export interface SignedIn extends Session {
