@@ -7,11 +7,14 @@ import {
   createServiceConnection,
   deleteAccount,
   denyProposal,
+  disableWebhook,
   liftDenial,
+  liftWebhook,
   listConnections,
   listOwnerAgents,
   listOwnerGroups,
   listOwnerProposals,
+  listOwnerWebhooks,
   type OwnerSettingsRow,
   ownerSettings,
   renewGroup,
@@ -30,7 +33,9 @@ import {
   Group,
   groupView,
   OwnerAgent,
+  OwnerWebhook,
   ownerAgentView,
+  ownerWebhookView,
   Proposal,
   proposalView,
 } from './views.ts';
@@ -263,6 +268,42 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
     output: Connection,
     async run({ pool }, { credential }, { id: connectionId }) {
       return connectionView(await revokeConnection(pool, { credential, connectionId }));
+    },
+  }),
+  defineOwnerOperation({
+    name: 'list_owner_webhooks',
+    title: 'List webhooks',
+    description: 'Where agents are woken: hosts and health.',
+    effect: 'reads',
+    routes: [{ method: 'GET', path: '/webhooks' }],
+    input: z.strictObject({}),
+    output: z.object({ webhooks: z.array(OwnerWebhook) }),
+    async run({ pool }, { credential }) {
+      return { webhooks: (await listOwnerWebhooks(pool, { credential })).map(ownerWebhookView) };
+    },
+  }),
+  defineOwnerOperation({
+    name: 'disable_webhook',
+    title: 'Disable a webhook',
+    description: 'Stop a webhook until you lift it; its agent cannot.',
+    effect: 'repeatable',
+    routes: [{ method: 'POST', path: '/webhooks/:id/disable' }],
+    input: byId,
+    output: OwnerWebhook,
+    async run({ pool }, { credential }, { id: webhookId }) {
+      return ownerWebhookView(await disableWebhook(pool, { credential, webhookId }));
+    },
+  }),
+  defineOwnerOperation({
+    name: 'lift_webhook',
+    title: 'Lift a webhook',
+    description: 'Let a disabled webhook be used again.',
+    effect: 'repeatable',
+    routes: [{ method: 'POST', path: '/webhooks/:id/lift' }],
+    input: byId,
+    output: OwnerWebhook,
+    async run({ pool }, { credential }, { id: webhookId }) {
+      return ownerWebhookView(await liftWebhook(pool, { credential, webhookId }));
     },
   }),
   defineOwnerOperation({
