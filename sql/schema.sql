@@ -34,6 +34,7 @@ create type posthorn_impl.agent_view as (
   created_at timestamp with time zone,
   revoked_at timestamp with time zone,
   presence_kind text,
+  client_id text,
   shared_group_ids uuid[]
 );
 create type posthorn_impl.connection_view as (
@@ -46,7 +47,9 @@ create type posthorn_impl.connection_view as (
   created_at timestamp with time zone,
   expires_at timestamp with time zone,
   last_used_at timestamp with time zone,
-  revoked_at timestamp with time zone
+  revoked_at timestamp with time zone,
+  client_id text,
+  client_host text
 );
 create type posthorn_impl.delivery_view as (
   id uuid,
@@ -233,9 +236,12 @@ create table posthorn.agents (
   created_at timestamp with time zone not null,
   revoked_at timestamp with time zone,
   revoked_by text,
+  client_id text,
   constraint agents_owner_id_connection_id_fkey FOREIGN KEY (owner_id, connection_id) REFERENCES posthorn.connections(owner_id, connection_id) ON DELETE CASCADE,
   constraint agents_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
   constraint agents_pkey PRIMARY KEY (owner_id, agent_id),
+  constraint an_agent_of_oauth_has_a_client CHECK (((origin_kind = 'oauth'::text) = (client_id IS NOT NULL))),
+  constraint client_id_has_1_to_512_characters CHECK (((char_length(client_id) >= 1) AND (char_length(client_id) <= 512))),
   constraint installation_is_a_slug CHECK ((installation ~ '^[A-Za-z0-9._-]{1,64}$'::text)),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
@@ -247,6 +253,7 @@ create table posthorn.agents (
   constraint runtime_version_has_1_to_40_characters CHECK (((char_length(runtime_version) >= 1) AND (char_length(runtime_version) <= 40))),
   constraint runtime_version_is_one_line CHECK ((runtime_version !~ '[--  ]'::text))
 ); -- of posthorn_owner
+CREATE INDEX agents_by_client ON posthorn.agents USING btree (owner_id, client_id) WHERE (client_id IS NOT NULL);
 alter table posthorn.agents enable row level security;
 alter table posthorn.agents force row level security;
 create policy delete_deleted on posthorn.agents for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
@@ -256,6 +263,16 @@ create policy select_all on posthorn.agents for select to posthorn_ops using (tr
 create policy select_deleted on posthorn.agents for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.agents for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.agents for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create unlogged table posthorn.attempts (
+  act text not null,
+  bucket integer not null,
+  attempts integer not null,
+  counted_until timestamp with time zone not null,
+  constraint act_is_known CHECK ((act = ANY ('{sign_in,register_client,authorize,ask_device_code}'::text[]))),
+  constraint attempts_pkey PRIMARY KEY (act, bucket),
+  constraint bucket_has_16_bits CHECK (((bucket >= 0) AND (bucket <= 65535)))
+) with (fillfactor=50); -- of posthorn_owner
 
 create table posthorn.audit_entries (
   owner_id integer not null,
@@ -454,6 +471,42 @@ create policy select_deleted on posthorn.events for select to posthorn_jobs usin
 create policy select_outdated on posthorn.events for select to posthorn_jobs using ((true AND (occurred_at <= ( SELECT posthorn_impl.kept_since('event_days'::text) AS kept_since))));
 create policy select_proved on posthorn.events for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.events for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.grant_tokens (
+  owner_id integer not null,
+  token_hash bytea not null,
+  connection_id uuid not null,
+  kind text not null,
+  connection_kind text not null,
+  scopes text[] not null,
+  agent_id uuid,
+  payload bytea not null,
+  created_at timestamp with time zone not null,
+  consumed_at timestamp with time zone,
+  successor_hash bytea,
+  expires_at timestamp with time zone not null,
+  constraint connection_kind_is_known CHECK ((connection_kind = ANY (ARRAY['oauth'::text, 'device'::text]))),
+  constraint grant_tokens_owner_id_connection_id_fkey FOREIGN KEY (owner_id, connection_id) REFERENCES posthorn.connections(owner_id, connection_id) ON DELETE CASCADE,
+  constraint grant_tokens_pkey PRIMARY KEY (owner_id, token_hash),
+  constraint kind_is_known CHECK ((kind = ANY (ARRAY['grant'::text, 'code'::text, 'device_code'::text, 'refresh'::text, 'access'::text]))),
+  constraint payload_is_bounded CHECK ((octet_length(payload) <= 65536)),
+  constraint scopes_are_known CHECK (((scopes <@ ARRAY['messaging'::text, 'functions'::text]) AND (cardinality(scopes) <= 2))),
+  constraint successor_hash_is_sha256 CHECK ((octet_length(successor_hash) = 32)),
+  constraint token_hash_is_sha256 CHECK ((octet_length(token_hash) = 32)),
+  constraint tokens_are_unique_everywhere UNIQUE (token_hash)
+); -- of posthorn_owner
+CREATE INDEX grant_tokens_by_connection ON posthorn.grant_tokens USING btree (owner_id, connection_id);
+alter table posthorn.grant_tokens enable row level security;
+alter table posthorn.grant_tokens force row level security;
+create policy delete_deleted on posthorn.grant_tokens for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.grant_tokens for delete to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
+create policy delete_proved on posthorn.grant_tokens for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.grant_tokens for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.grant_tokens for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_outdated on posthorn.grant_tokens for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
+create policy select_presented on posthorn.grant_tokens for select to posthorn_prover using ((token_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.grant_tokens for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.grant_tokens for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.group_counters (
   owner_id integer not null,
@@ -657,6 +710,49 @@ create policy select_outdated on posthorn.messages for select to posthorn_jobs u
 create policy select_proved on posthorn.messages for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.messages for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
+create table posthorn.oauth_grants (
+  owner_id integer not null,
+  connection_id uuid not null,
+  client_id text not null,
+  client_host text not null,
+  agent_id uuid,
+  constraint client_host_has_1_to_255_characters CHECK (((char_length(client_host) >= 1) AND (char_length(client_host) <= 255))),
+  constraint client_id_has_1_to_512_characters CHECK (((char_length(client_id) >= 1) AND (char_length(client_id) <= 512))),
+  constraint oauth_grants_owner_id_agent_id_fkey FOREIGN KEY (owner_id, agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
+  constraint oauth_grants_owner_id_connection_id_fkey FOREIGN KEY (owner_id, connection_id) REFERENCES posthorn.connections(owner_id, connection_id) ON DELETE CASCADE,
+  constraint oauth_grants_pkey PRIMARY KEY (owner_id, connection_id)
+); -- of posthorn_owner
+CREATE INDEX oauth_grants_by_agent ON posthorn.oauth_grants USING btree (owner_id, agent_id) WHERE (agent_id IS NOT NULL);
+alter table posthorn.oauth_grants enable row level security;
+alter table posthorn.oauth_grants force row level security;
+create policy delete_deleted on posthorn.oauth_grants for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.oauth_grants for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.oauth_grants for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.oauth_grants for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_proved on posthorn.oauth_grants for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.oauth_grants for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.oauth_records (
+  model text not null,
+  id_hash bytea not null,
+  payload bytea not null,
+  uid_hash bytea,
+  user_code_hash bytea,
+  created_at timestamp with time zone not null,
+  consumed_at timestamp with time zone,
+  expires_at timestamp with time zone not null,
+  constraint id_hash_is_sha256 CHECK ((octet_length(id_hash) = 32)),
+  constraint model_is_known CHECK ((model = ANY ('{Client,Session,Interaction,DeviceCode,ReplayDetection}'::text[]))),
+  constraint oauth_records_pkey PRIMARY KEY (model, id_hash),
+  constraint payload_is_bounded CHECK ((octet_length(payload) <= 65536)),
+  constraint uid_hash_is_sha256 CHECK ((octet_length(uid_hash) = 32)),
+  constraint user_code_hash_is_sha256 CHECK ((octet_length(user_code_hash) = 32))
+); -- of posthorn_owner
+CREATE INDEX oauth_records_by_end ON posthorn.oauth_records USING btree (expires_at) WHERE (expires_at < 'infinity'::timestamp with time zone);
+CREATE UNIQUE INDEX oauth_records_by_uid ON posthorn.oauth_records USING btree (model, uid_hash) WHERE (uid_hash IS NOT NULL);
+CREATE UNIQUE INDEX oauth_records_by_user_code ON posthorn.oauth_records USING btree (model, user_code_hash) WHERE (user_code_hash IS NOT NULL);
+CREATE INDEX unused_oauth_clients ON posthorn.oauth_records USING btree (created_at) WHERE ((model = 'Client'::text) AND (expires_at < 'infinity'::timestamp with time zone));
+
 create table posthorn.owner_keys (
   owner_id integer not null,
   ring_key_id text not null,
@@ -827,6 +923,39 @@ create table posthorn.server (
   constraint server_pkey PRIMARY KEY (only_one),
   constraint there_is_only_one_server CHECK (only_one)
 ); -- of posthorn_owner
+
+create table posthorn.server_secrets (
+  only_one boolean not null default true,
+  ring_key_id text not null,
+  sealed bytea not null,
+  constraint sealed_is_bounded CHECK (((octet_length(sealed) >= 32) AND (octet_length(sealed) <= 4096))),
+  constraint server_secrets_pkey PRIMARY KEY (only_one),
+  constraint server_secrets_ring_key_id_fkey FOREIGN KEY (ring_key_id) REFERENCES posthorn.ring_keys(ring_key_id),
+  constraint there_is_only_one_secret CHECK (only_one)
+); -- of posthorn_owner
+
+create table posthorn.sign_in_links (
+  owner_id integer not null,
+  link_id uuid not null default posthorn.make_id(),
+  link_hash bytea not null,
+  created_at timestamp with time zone not null,
+  expires_at timestamp with time zone not null,
+  constraint link_hash_is_sha256 CHECK ((octet_length(link_hash) = 32)),
+  constraint links_are_unique_everywhere UNIQUE (link_hash),
+  constraint sign_in_links_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint sign_in_links_pkey PRIMARY KEY (owner_id, link_id)
+); -- of posthorn_owner
+alter table posthorn.sign_in_links enable row level security;
+alter table posthorn.sign_in_links force row level security;
+create policy delete_deleted on posthorn.sign_in_links for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.sign_in_links for delete to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
+create policy delete_proved on posthorn.sign_in_links for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.sign_in_links for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.sign_in_links for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_outdated on posthorn.sign_in_links for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
+create policy select_presented on posthorn.sign_in_links for select to posthorn_prover using ((link_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.sign_in_links for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.sign_in_links for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create unlogged table posthorn.streams (
   owner_id integer not null,
@@ -1049,6 +1178,8 @@ create function ops.add_ring_key(p_ring_key_id text, p_proof bytea) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.create_owner(p_label text, p_ring_key_id text, p_wrapped_key bytea, p_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.create_sign_in_link(p_credential bytea, p_link_hash bytea) returns timestamp with time zone
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.declare_restored() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.forget_ring_keys(p_except text) returns integer
@@ -1065,14 +1196,20 @@ create function ops.requeue_jobs(p_task text DEFAULT NULL::text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.resume_owner(p_owner_id uuid) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.server_secret_to_wrap(p_ring_key_id text) returns TABLE(ring_key_id text, sealed bytea)
+  language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.set_limit(p_name text, p_value bigint) returns bigint
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.suspend_owner(p_owner_id uuid) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.wrap_owner_keys(p_owner_ids uuid[], p_from_ring_key_ids text[], p_ring_key_id text, p_wrapped_keys bytea[]) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.wrap_server_secret(p_from_ring_key_id text, p_ring_key_id text, p_sealed bytea) returns void
+  language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
+create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid, p_kind text, p_token_hash bytea, p_payload bytea, p_scopes text[], p_seconds integer) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, presence_kind text, pending_messages integer, pending_proposals integer, wake_number integer, webhook_url_host text, webhook_events text[], webhook_status text, webhook_consecutive_failures integer, webhook_last_delivered_at timestamp with time zone)
@@ -1089,7 +1226,15 @@ create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids 
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.consume_grant_token(p_token_hash bytea, p_successor_hash bytea DEFAULT NULL::bytea) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.consume_oauth_record(p_model text, p_id_hash bytea) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.count_oauth_attempt(p_act text, p_bucket integer) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_group(p_credential bytea, p_name text, p_purpose text, p_agent_ids uuid[], p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT 168) returns posthorn_impl.group_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.create_oauth_grant(p_credential bytea, p_kind text, p_label text, p_client_id text, p_client_host text, p_scopes text[], p_agent_id uuid DEFAULT NULL::uuid, p_new_agent_label text DEFAULT NULL::text) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.create_service_connection(p_credential bytea, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1097,11 +1242,17 @@ create function posthorn_api.delete_account(p_credential bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.delete_deleted_accounts(p_limit integer) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.delete_expired_credentials(p_limit integer) returns integer
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.delete_oauth_record(p_model text, p_id_hash bytea) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.delete_outdated(p_table text, p_first_page bigint, p_pages integer) returns boolean
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.disable_webhook(p_credential bytea, p_webhook_id uuid) returns posthorn_impl.webhook_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.end_grant_token(p_token_hash bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.end_worker(p_worker_id text) returns void
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1111,15 +1262,23 @@ create function posthorn_api.expire_proposals() returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.export_account(p_credential bytea) returns TABLE(kind text, content jsonb)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.find_grant_token(p_kind text, p_token_hash bytea) returns TABLE(payload bytea, is_consumed boolean)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.find_oauth_record(p_model text, p_id_hash bytea DEFAULT NULL::bytea, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns TABLE(payload bytea, consumed_at timestamp with time zone)
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.get_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.inbox_snapshots(p_credential bytea, p_agent_ids uuid[]) returns TABLE(agent_id uuid, last_seq bigint, pending_count integer, message_ids uuid[], proposal_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.keep_server_secret(p_ring_key_id text, p_sealed bytea) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_webhook(p_credential bytea, p_webhook_id uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_client_agents(p_credential bytea, p_client_id text) returns TABLE(agent_id uuid, label text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1157,6 +1316,8 @@ create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_a
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.put_oauth_record(p_model text, p_id_hash bytea, p_payload bytea, p_seconds integer, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off set enable_bitmapscan=off; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
@@ -1185,6 +1346,8 @@ create function posthorn_api.revoke_connection(p_credential bytea, p_connection_
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_group(p_credential bytea, p_group_id uuid) returns posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.revoke_oauth_grant(p_proof bytea, p_connection_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.revoke_own_agent(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.ring_keys() returns TABLE(ring_key_id text, proof bytea)
@@ -1193,11 +1356,19 @@ create function posthorn_api.rotate_connection(p_credential bytea, p_connection_
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.send_messages(p_credentials bytea[], p_agent_ids uuid[], p_keys text[], p_fingerprints bytea[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[], p_replies_to uuid[], p_purposes text[], p_names text[], p_durations_hours integer[], p_sensitive boolean[], p_planned_group_ids uuid[], p_planned_generations integer[], p_hold_ids uuid[], p_post_ids uuid[], p_copy_items integer[], p_copy_recipients uuid[], p_copy_message_ids uuid[], p_copy_ciphertexts bytea[]) returns TABLE(item integer, outcome text, detail jsonb, conversation_id uuid, conversation_kind text, group_id uuid, post_id uuid, message_ids uuid[], created_at timestamp with time zone, expires_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.server_secret() returns TABLE(ring_key_id text, sealed bytea)
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.session_owner(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, label text)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.set_webhook(p_credential bytea, p_url_host text, p_sealed_url bytea, p_sealed_secret bytea, p_events text[], p_sealed_auth_header bytea DEFAULT NULL::bytea, p_rotate_secret boolean DEFAULT false, p_grace_seconds integer DEFAULT 3600, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.sign_out(p_credential bytea, p_everywhere boolean) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.test_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_waits interval[] DEFAULT NULL::interval[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
@@ -1219,6 +1390,10 @@ create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.begin_fencing() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.bind_agent(p_caller posthorn_impl.proven) returns uuid
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.bind_agents(p_proven posthorn_impl.proven[], p_scope text) returns posthorn_impl.proven[]
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
@@ -1227,10 +1402,14 @@ create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.commit_leases() returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.count_attempt(p_act text, p_bucket integer, p_per interval, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.delete_expired_records(p_limit integer) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.delete_webhooks(p_owner_id integer, p_agent_ids uuid[], p_connection_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.deliver_again(p_owner_id integer, p_webhook_id uuid, p_delivery_id uuid) returns posthorn_impl.delivery_view
@@ -1241,9 +1420,13 @@ create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) ret
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_connection(p_actor posthorn_impl.proven, p_connection_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uuid, p_kinds text[], p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_sessions(p_actor posthorn_impl.proven, p_connection_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.epoch() returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1263,13 +1446,15 @@ create function posthorn_impl.held_of(p_owner_id integer, p_agent_ids uuid[]) re
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.hold_send(p_item posthorn_impl.send_item) returns posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text) returns SETOF posthorn_impl.identity
+create function posthorn_impl.identify(p_credentials bytea[], p_agents uuid[], p_scope text, p_binds boolean DEFAULT true) returns SETOF posthorn_impl.identity
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.identify_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.identity
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_connection(p_credential bytea) returns posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_owner(p_credential bytea) returns posthorn_impl.proven
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.insert_client_agent(p_actor posthorn_impl.proven, p_connection_id uuid, p_label text, p_now timestamp with time zone) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_connection(p_actor posthorn_impl.proven, p_kind text, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone, p_parent_connection_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1297,6 +1482,10 @@ create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) retu
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.move_reach_of_grants(p_owner_id integer, p_agent_id uuid) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.next_deliveries(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns SETOF posthorn_impl.due_delivery
@@ -1319,6 +1508,10 @@ create function posthorn_impl.present_state(p_state text, p_expires_at timestamp
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_grant_token(p_token_hash bytea) returns TABLE(owner_id integer, connection_id uuid, kind text, connection_kind text, consumed_at timestamp with time zone, expires_at timestamp with time zone)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_link(p_link_hash bytea) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.proved_owners() returns integer[]
@@ -1335,6 +1528,8 @@ create function posthorn_impl.require_live_caller(p_caller posthorn_impl.identit
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.require_same_server() returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.set_grant_agent(p_owner_id integer, p_connection_id uuid, p_agent_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
@@ -1379,6 +1574,7 @@ create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
 grant execute on function ops.add_ring_key(text,bytea) to posthorn_admin;
 grant execute on function ops.create_owner(text,text,bytea,uuid) to posthorn_admin;
+grant execute on function ops.create_sign_in_link(bytea,bytea) to posthorn_admin;
 grant execute on function ops.declare_restored() to posthorn_admin;
 grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
@@ -1387,11 +1583,14 @@ grant execute on function ops.owner_keys_to_wrap(text,integer) to posthorn_admin
 grant execute on function ops.requeue_delivery(uuid,uuid) to posthorn_admin;
 grant execute on function ops.requeue_jobs(text) to posthorn_admin;
 grant execute on function ops.resume_owner(uuid) to posthorn_admin;
+grant execute on function ops.server_secret_to_wrap(text) to posthorn_admin;
 grant execute on function ops.set_limit(text,bigint) to posthorn_admin;
 grant execute on function ops.suspend_owner(uuid) to posthorn_admin;
 grant execute on function ops.wrap_owner_keys(uuid[],text[],text,bytea[]) to posthorn_admin;
+grant execute on function ops.wrap_server_secret(text,text,bytea) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
+grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_admin;
@@ -1402,30 +1601,41 @@ grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boole
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.claim_deliveries(uuid[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_api.close_streams(bytea[],uuid[]) to posthorn_app;
+grant execute on function posthorn_api.consume_grant_token(bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.consume_oauth_record(text,bytea) to posthorn_app;
+grant execute on function posthorn_api.count_oauth_attempt(text,integer) to posthorn_app;
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_admin;
 grant execute on function posthorn_api.create_group(bytea,text,text,uuid[],text,integer) to posthorn_app;
+grant execute on function posthorn_api.create_oauth_grant(bytea,text,text,text,text,text[],uuid,text) to posthorn_app;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_admin;
 grant execute on function posthorn_api.create_service_connection(bytea,text,text[],bytea,timestamp with time zone) to posthorn_app;
 grant execute on function posthorn_api.delete_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.delete_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.delete_deleted_accounts(integer) to posthorn_jobs;
+grant execute on function posthorn_api.delete_expired_credentials(integer) to posthorn_jobs;
+grant execute on function posthorn_api.delete_oauth_record(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.delete_outdated(text,bigint,integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.disable_webhook(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.disable_webhook(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.end_grant_token(bytea) to posthorn_app;
 grant execute on function posthorn_api.end_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
 grant execute on function posthorn_api.expire_proposals() to posthorn_jobs;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
+grant execute on function posthorn_api.find_grant_token(text,bytea) to posthorn_app;
+grant execute on function posthorn_api.find_oauth_record(text,bytea,bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.get_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.inbox_snapshots(bytea,uuid[]) to posthorn_app;
+grant execute on function posthorn_api.keep_server_secret(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.list_client_agents(bytea,text) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_deliveries(bytea,uuid,uuid,integer,uuid) to posthorn_app;
@@ -1452,6 +1662,7 @@ grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],u
 grant execute on function posthorn_api.plan_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
+grant execute on function posthorn_api.put_oauth_record(text,bytea,bytea,integer,bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.read_events(bytea[],uuid[],bigint[],integer) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_admin;
@@ -1474,6 +1685,7 @@ grant execute on function posthorn_api.revoke_connection(bytea,uuid) to posthorn
 grant execute on function posthorn_api.revoke_connection(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_group(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.revoke_group(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.revoke_oauth_grant(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_own_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.ring_keys() to posthorn_admin;
 grant execute on function posthorn_api.ring_keys() to posthorn_app;
@@ -1481,15 +1693,21 @@ grant execute on function posthorn_api.ring_keys() to posthorn_jobs;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_admin;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
+grant execute on function posthorn_api.server_secret() to posthorn_app;
+grant execute on function posthorn_api.session_owner(bytea) to posthorn_app;
 grant execute on function posthorn_api.set_webhook(bytea,text,bytea,bytea,text[],bytea,boolean,integer,uuid) to posthorn_app;
+grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin;
+grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_app;
 grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
 grant execute on function posthorn_impl.clock() to posthorn_ops;
 grant execute on function posthorn_impl.clock() to posthorn_prover;
+grant execute on function posthorn_impl.delete_expired_records(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_impl.find_place() to posthorn_engine;
@@ -1498,6 +1716,8 @@ grant execute on function posthorn_impl.owners_after(integer,integer) to posthor
 grant execute on function posthorn_impl.owners_of_webhooks(uuid[]) to posthorn_engine;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
+grant execute on function posthorn_impl.prove_grant_token(bytea) to posthorn_engine;
+grant execute on function posthorn_impl.prove_link(bytea) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
@@ -1524,6 +1744,7 @@ grant select on ops.workers to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.agents to posthorn_jobs;
 grant select (owner_id, agent_id, connection_id, origin_kind, runtime, reachable_until, created_at, revoked_at, revoked_by) on posthorn.agents to posthorn_ops;
+grant insert, select, update (attempts, counted_until) on posthorn.attempts to posthorn_engine;
 grant insert (owner_id, act, subject_id, occurred_at) on posthorn.audit_entries to posthorn_admin;
 grant insert, select on posthorn.audit_entries to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.audit_entries to posthorn_jobs;
@@ -1547,6 +1768,9 @@ grant select on posthorn.delivery_attempts to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
 grant delete, select (ctid, owner_id, occurred_at) on posthorn.events to posthorn_jobs;
 grant select on posthorn.events to posthorn_ops;
+grant delete, insert, select, update (agent_id, consumed_at, successor_hash, expires_at) on posthorn.grant_tokens to posthorn_engine;
+grant delete, select (ctid, owner_id, expires_at) on posthorn.grant_tokens to posthorn_jobs;
+grant select (owner_id, token_hash, connection_id, kind, connection_kind, scopes, agent_id, consumed_at, expires_at) on posthorn.grant_tokens to posthorn_prover;
 grant insert, select, update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.group_counters to posthorn_jobs;
 grant insert, select, update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
@@ -1572,6 +1796,9 @@ grant select on posthorn.message_transitions to posthorn_ops;
 grant insert, select, update (state, seq, group_id, conversation_id, expires_at, delivered_at, admitted_at, acknowledged_at, processed_at, replied_at, ended_at) on posthorn.messages to posthorn_engine;
 grant delete, select (ctid, owner_id, state, created_at) on posthorn.messages to posthorn_jobs;
 grant select on posthorn.messages to posthorn_ops;
+grant insert, select, update (agent_id) on posthorn.oauth_grants to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.oauth_grants to posthorn_jobs;
+grant delete, insert, select, update (payload, uid_hash, user_code_hash, consumed_at, expires_at) on posthorn.oauth_records to posthorn_engine;
 grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
 grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.owner_keys to posthorn_jobs;
@@ -1597,6 +1824,11 @@ grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
 grant select, update on posthorn.server to posthorn_engine;
 grant select on posthorn.server to posthorn_ops;
 grant select, update on posthorn.server to posthorn_prover;
+grant select, update (ring_key_id, sealed) on posthorn.server_secrets to posthorn_admin;
+grant insert, select on posthorn.server_secrets to posthorn_engine;
+grant delete, insert, select on posthorn.sign_in_links to posthorn_engine;
+grant delete, select (ctid, owner_id, expires_at) on posthorn.sign_in_links to posthorn_jobs;
+grant select (owner_id, link_hash, expires_at) on posthorn.sign_in_links to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.streams to posthorn_jobs;
 grant delete, insert, select, update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;

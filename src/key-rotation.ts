@@ -3,12 +3,23 @@ import type { Config } from './config.ts';
 import {
   type KeyRing,
   makeRingProof,
+  openServerSecret,
+  sealServerSecret,
   serializeKeyRing,
   unwrapDataKey,
   withNewKey,
   wrapDataKey,
 } from './crypto/key-ring.ts';
-import { addRingKey, forgetRingKeys, listRingKeys, ownerKeysToWrap, ringKeys, wrapOwnerKeys } from './db/functions.ts';
+import {
+  addRingKey,
+  forgetRingKeys,
+  listRingKeys,
+  ownerKeysToWrap,
+  ringKeys,
+  serverSecretToWrap,
+  wrapOwnerKeys,
+  wrapServerSecret,
+} from './db/functions.ts';
 import type { Queryable } from './db/pool.ts';
 import { KeyRingError, keyRingPath, openKeyRing } from './open-key-ring.ts';
 import { writePrivateFile } from './private-file.ts';
@@ -43,8 +54,18 @@ export async function rotateKeys(
       wrapped += batch;
       onProgress({ wrapped, owners });
     }
+    await act(wrapSecret);
   } while (!(await forgetOthers(act, ringKeyId)));
   return { ringKeyId, isNew, wrapped };
+
+  async function wrapSecret(db: Queryable): Promise<void> {
+    const ring = await lockRing(config, db);
+    if (ring.currentId !== ringKeyId) return; // another rotation does it
+    const [row] = await serverSecretToWrap(db, { ringKeyId });
+    if (!row) return;
+    const { sealed } = sealServerSecret(ring, openServerSecret(ring, row.ringKeyId, row.sealed));
+    await wrapServerSecret(db, { fromRingKeyId: row.ringKeyId, ringKeyId, sealed });
+  }
 
   async function wrapBatch(db: Queryable): Promise<number> {
     const ring = await lockRing(config, db);

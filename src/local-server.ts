@@ -6,14 +6,15 @@ import type { Config } from './config.ts';
 import type { KeyRing } from './crypto/key-ring.ts';
 import { asAdmin } from './db/as-admin.ts';
 import { DataDirectoryInUseError, startEmbeddedPostgres } from './db/embedded.ts';
-import { listOwners, ringKeys } from './db/functions.ts';
+import { actAsOwner, listOwners, ringKeys } from './db/functions.ts';
 import { migrate } from './db/migrate.ts';
-import { createPool } from './db/pool.ts';
+import { createPool, type Queryable } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { makeOwner } from './new-owner.ts';
 import { openOrMakeKeyRing, readKeyRing } from './open-key-ring.ts';
 import { packageRoot } from './package-root.ts';
 import { readServerFile, removeServerFile, writeServerFile } from './server-file.ts';
+import { makeSignInUrl } from './sign-in-link.ts';
 
 /** A server runs on this data directory already. */
 export class AlreadyRunningError extends Error {
@@ -28,6 +29,8 @@ export interface LocalServer {
   databaseUrl: string;
   /** The key ring's file, if it was made just now. */
   madeKeyRing: string | undefined;
+  /** Makes a one-time link that signs the first owner in in a browser. */
+  makeSignInUrl(): Promise<string>;
   /** Resolves with the last log lines if the embedded PostgreSQL ends by itself. */
   databaseEnded: Promise<string>;
   /** Lets requests and jobs under way finish, then stops everything. */
@@ -102,6 +105,7 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
       ownerUrl: `${url}/owner`,
       databaseUrl,
       madeKeyRing: madeAt,
+      makeSignInUrl: () => asAdmin(databaseUrl, async (db) => await makeSignInUrl(db, url, await firstOwner(db))),
       databaseEnded: database.ended,
       close,
     };
@@ -109,6 +113,11 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
     await close();
     throw error;
   }
+}
+
+async function firstOwner(db: Queryable): Promise<Buffer> {
+  const [owner] = await listOwners(db);
+  return await actAsOwner(db, { ownerId: owner!.id });
 }
 
 interface Database {

@@ -19,8 +19,13 @@ import { createEventStreamDoor } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import { metrics, showPool } from './metrics.ts';
 import { type AllowList, parseAllowList } from './net/allow-list.ts';
+import { createEgress, type Egress } from './net/egress.ts';
+import { createOAuth } from './oauth/endpoint.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
+import { consentPage, deviceConsentPage, devicePairedPage, enterCodePage } from './web/consent-pages.ts';
+import { createWeb } from './web/endpoint.ts';
+import { refusedPage } from './web/sign-in-pages.ts';
 
 const POOL_SIZE = 10;
 /** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
@@ -58,6 +63,8 @@ export async function startPod(options: {
   readKeyRing?: () => Promise<KeyRing>;
   /** Where webhooks may go besides public HTTPS; nowhere without it. */
   webhookAllow?: AllowList;
+  /** For tests: what opens outbound connections. */
+  egress?: Egress;
   log: Logger;
 }): Promise<Pod> {
   const { log } = options;
@@ -110,12 +117,39 @@ export async function startPod(options: {
       () => false,
     );
   const hub = createStreamHub(services);
+  const web = createWeb(services, log);
+  // what webhooks may reach besides is not for whoever names a client document: that is anybody
+  const egress = options.egress ?? createEgress({ allow: { names: [], networks: [] } });
+  const oauth = createOAuth({
+    services,
+    openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,
+    egress,
+    pages: {
+      ...web,
+      consent: consentPage,
+      deviceConsent: deviceConsentPage,
+      deviceDone: devicePairedPage,
+      enterCode: enterCodePage,
+      refused: refusedPage,
+    },
+    log,
+  });
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal, hub });
   const events = createEventStreamDoor(services, hub, log);
-  const listen = createRequestListener({ services, log, draining: draining.signal, isReady, mcp, events });
+  const listen = createRequestListener({
+    services,
+    log,
+    draining: draining.signal,
+    isReady,
+    mcp,
+    events,
+    web: web.middleware,
+    oauth,
+  });
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
+    await egress.close();
     await endPools();
   };
   const server = createServer(listen).listen(options.port, options.host);

@@ -80,6 +80,15 @@ begin
      cross join lateral (select ('x' || encode(substring(u.credential for 4), 'hex'))::bit(32)::int as owner_id) t
      where octet_length(u.credential) = 36
        and encode(substring(u.credential from 5), 'hex') = posthorn_impl.sign_proof('ticket|' || t.owner_id));
+  -- access tokens stand elsewhere: looked up only for what was found nowhere, so that other credentials pay nothing
+  if cardinality(v_proven) < cardinality(p_credentials) then
+    v_proven := v_proven || array(
+      select row(u.item, t.owner_id, t.connection_id, t.connection_kind, t.scopes, t.agent_id)::posthorn_impl.proven
+        from unnest(p_credentials) with ordinality u(credential, item)
+        join posthorn.grant_tokens t on t.token_hash = u.credential
+       where t.kind = 'access'
+         and t.expires_at > v_now);
+  end if;
   select coalesce(array_agg(distinct p.owner_id), '{}'), (select s.started_at = pg_postmaster_start_time() from posthorn.server s)
     into v_owners, v_is_same_server
     from unnest(v_proven) p;
@@ -150,7 +159,8 @@ set local role posthorn_engine;
 create function posthorn_impl.identify(
   p_credentials bytea[],
   p_agents uuid[],
-  p_scope text
+  p_scope text,
+  p_binds boolean default true
 ) returns setof posthorn_impl.identity
 language plpgsql
 volatile
@@ -163,6 +173,9 @@ declare
   -- a statement of its own: policies of the next one must find the proof made
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
 begin
+  if p_binds and exists (select from unnest(v_proven) p where p.kind = 'oauth' and p.bound_agent_id is null) then
+    v_proven := posthorn_impl.bind_agents(v_proven, p_scope);
+  end if;
   return query
   -- a step of its own, since the joins below can use an index only by plain columns
   with caller as materialized (
@@ -186,7 +199,7 @@ begin
           and a.agent_id = c.agent_id
           and case when c.bound_agent_id is null then a.connection_id = c.connection_id else a.agent_id = c.bound_agent_id end;
 end $$;
-comment on function posthorn_impl.identify(bytea[], uuid[], text) is 'Who each call of a batch is: owner, connection and agent, or the problem. Agents may be null where the connection acts as exactly one.';
+comment on function posthorn_impl.identify(bytea[], uuid[], text, boolean) is 'Who each call of a batch is: owner, connection and agent, or the problem. Agents may be null where the connection acts as exactly one; a grant''s is made here unless p_binds says no.';
 
 create function posthorn_impl.identify_agent(
   p_credential bytea,

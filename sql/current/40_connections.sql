@@ -10,7 +10,9 @@ create type posthorn_impl.connection_view as (
   created_at timestamptz,
   expires_at timestamptz,
   last_used_at timestamptz,
-  revoked_at timestamptz
+  revoked_at timestamptz,
+  client_id text,
+  client_host text
 );
 
 create function posthorn_impl.view_connections(
@@ -22,16 +24,17 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select c.connection_id, c.kind, c.label, c.scopes, c.parent_connection_id, c.agent_id, c.created_at,
-         nullif(c.expires_at, 'infinity'), c.last_used_at, c.revoked_at
+  select c.connection_id, c.kind, c.label, c.scopes, c.parent_connection_id, coalesce(c.agent_id, g.agent_id), c.created_at,
+         nullif(c.expires_at, 'infinity'), c.last_used_at, c.revoked_at, g.client_id, g.client_host
     from posthorn.connections c
+    left join posthorn.oauth_grants g on g.owner_id = p_owner_id and g.connection_id = c.connection_id
    where c.owner_id = p_owner_id
      and (p_ids is null or c.connection_id = any (p_ids))
    order by c.connection_id
 $$;
 comment on function posthorn_impl.view_connections(int, uuid[]) is 'Connections as the owner sees them.';
 
--- An agent can be reached for as long as the connection that registered it lives.
+-- An agent can be reached for as long as the connection that registered it lives, or any grant that acts as it.
 create function posthorn_impl.tg_connections__move_reach() returns trigger
 language plpgsql
 volatile
@@ -39,13 +42,19 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+  if new.kind = 'oauth' then
+    perform posthorn_impl.move_reach_of_grants(g.owner_id, g.agent_id)
+       from posthorn.oauth_grants g
+      where g.owner_id = new.owner_id and g.connection_id = new.connection_id and g.agent_id is not null;
+    return null;
+  end if;
   update posthorn.agents a
      set reachable_until = least(new.expires_at, coalesce(new.revoked_at, 'infinity'))
    where a.owner_id = new.owner_id
      and a.connection_id = new.connection_id;
   return null;
 end $$;
-comment on function posthorn_impl.tg_connections__move_reach() is 'Keeps agents.reachable_until with the end of their connection.';
+comment on function posthorn_impl.tg_connections__move_reach() is 'Keeps agents.reachable_until with the end of their connection, or of the last grant that acts as them.';
 
 create function posthorn_impl.insert_connection(
   p_actor posthorn_impl.proven,
@@ -71,7 +80,9 @@ begin
   if p_expires_at <= v_now then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["expires_at"]}');
   end if;
-  if (select count(*) from posthorn.connections c where c.owner_id = p_actor.owner_id and c.revoked_at is null and c.expires_at > v_now)
+  -- whoever has too many must be able to sign in to end some; sessions have a limit of their own
+  if p_kind <> 'session'
+     and (select count(*) from posthorn.connections c where c.owner_id = p_actor.owner_id and c.revoked_at is null and c.expires_at > v_now)
      >= posthorn_impl.limit_value('connections_per_owner') then
     perform posthorn_impl.refuse('limit_reached', '{"limit": "connections_per_owner"}');
   end if;
@@ -102,7 +113,7 @@ begin
   v_id := posthorn_impl.insert_connection(v_actor, 'service', p_label, p_scopes, p_credential_hash, p_expires_at);
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id]) v);
 end $$;
-comment on function posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz) is 'An API token: the caller made the credential and passes its hash. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at]';
+comment on function posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz) is 'An API token: the caller made the credential and passes its hash. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
 
 create function posthorn_api.pair_device(
   p_credential bytea,
@@ -123,7 +134,7 @@ begin
   v_id := posthorn_impl.insert_connection(v_actor, 'device', p_label, p_scopes, p_credential_hash, posthorn_impl.clock() + interval '90 days');
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id]) v);
 end $$;
-comment on function posthorn_api.pair_device(bytea, text, text[], bytea) is 'A machine that a person confirmed. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at]';
+comment on function posthorn_api.pair_device(bytea, text, text[], bytea) is 'A machine that a person confirmed. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
 
 create function posthorn_api.mint_child_connection(
   p_credential bytea,
@@ -171,7 +182,7 @@ begin
     v_parent, 'child', p_label, array['messaging'], p_credential_hash, least(v_parent_end, p_expires_at), v_parent.connection_id, p_agent_id);
   return (select v from posthorn_impl.view_connections(v_parent.owner_id, array[v_id]) v);
 end $$;
-comment on function posthorn_api.mint_child_connection(bytea, uuid, text, bytea, timestamptz) is 'A connection that can only message as one agent of a device, and ends no later than the device; raises person_required from anything but a device. [nullable: expires_at, last_used_at, revoked_at]';
+comment on function posthorn_api.mint_child_connection(bytea, uuid, text, bytea, timestamptz) is 'A connection that can only message as one agent of a device, and ends no later than the device; raises person_required from anything but a device. [nullable: expires_at, last_used_at, revoked_at, client_id, client_host]';
 
 create function posthorn_api.rotate_connection(
   p_credential bytea,
@@ -201,6 +212,8 @@ begin
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
+  -- what a paired machine renewed by itself is an old credential, too
+  delete from posthorn.grant_tokens t where t.owner_id = v_actor.owner_id and t.connection_id = p_connection_id;
   -- streams under the old credential end
   perform posthorn_impl.wake_agents(v_actor.owner_id, array(
     select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id and a.connection_id = p_connection_id
@@ -209,7 +222,7 @@ begin
   perform posthorn_impl.record_act(v_actor, 'connection.rotate', p_connection_id, v_now);
   return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
 end $$;
-comment on function posthorn_api.rotate_connection(bytea, uuid, bytea) is 'Gives a connection a new credential and keeps its identity; the old one is dead at once. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at]';
+comment on function posthorn_api.rotate_connection(bytea, uuid, bytea) is 'Gives a connection a new credential and keeps its identity; the old one is dead at once. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
 
 create function posthorn_api.list_connections(
   p_credential bytea
@@ -224,7 +237,7 @@ declare
 begin
   return query select v.* from posthorn_impl.view_connections(v_actor.owner_id) v;
 end $$;
-comment on function posthorn_api.list_connections(bytea) is 'Every connection of the owner, revoked ones too. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at]';
+comment on function posthorn_api.list_connections(bytea) is 'Every connection of the owner, revoked ones too. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
 
 create function posthorn_api.touch_connections(
   p_credentials bytea[]
@@ -250,14 +263,18 @@ begin
   update posthorn.connections c
      set last_used_at = v_now,
          -- moved once a day at the most, since each move touches the connection's agents
-         expires_at = case when c.kind = 'device' and c.expires_at < v_now + interval '89 days' then v_now + interval '90 days' else c.expires_at end
+         expires_at = case
+                        when c.kind = 'device' and c.expires_at < v_now + interval '89 days' then v_now + interval '90 days'
+                        when c.kind = 'session' and c.expires_at < v_now + interval '29 days' then v_now + interval '30 days'
+                        else c.expires_at
+                      end
     from seen s
    where c.owner_id = s.owner_id
      and c.connection_id = s.connection_id;
   get diagnostics v_touched = row_count;
   return v_touched;
 end $$;
-comment on function posthorn_api.touch_connections(bytea[]) is 'Notes that these credentials were used and slides the expiry of devices; one call per pod and interval.';
+comment on function posthorn_api.touch_connections(bytea[]) is 'Notes that these credentials were used and slides the expiry of devices and sessions; one call per pod and interval.';
 
 grant execute on function
   posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz), posthorn_api.pair_device(bytea, text, text[], bytea),

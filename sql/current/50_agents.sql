@@ -12,6 +12,7 @@ create type posthorn_impl.agent_view as (
   created_at timestamptz,
   revoked_at timestamptz,
   presence_kind text,
+  client_id text,
   shared_group_ids uuid[]
 );
 
@@ -45,6 +46,7 @@ set search_path = pg_catalog, pg_temp
 as $$
   select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
          posthorn_impl.presence_of(p_owner_id, a.agent_id, p_now),
+         a.client_id,
          array(
            select mine.group_id
              from posthorn.members mine
@@ -77,25 +79,31 @@ as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_connection(p_credential);
   v_now timestamptz;
+  v_agent_id uuid;
   v_agent posthorn.agents;
 begin
   if not v_actor.scopes @> array['messaging'] then
     perform posthorn_impl.refuse('scope_required');
   end if;
-  if v_actor.kind not in ('service', 'device') then
+  if v_actor.kind not in ('service', 'device', 'oauth') then
     perform posthorn_impl.refuse('person_required');
   end if;
-  if p_installation is null then
+  if v_actor.kind <> 'oauth' and p_installation is null then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["installation"]}');
   end if;
   perform posthorn_impl.lock_owner(v_actor.owner_id);
+  if v_actor.kind = 'oauth' then -- acts as exactly one agent, whatever it calls its installation
+    v_agent_id := posthorn_impl.bind_agent(v_actor);
+    if v_agent_id is null then
+      perform posthorn_impl.refuse('limit_reached', '{"limit": "agents_per_owner"}');
+    end if;
+  end if;
   v_now := posthorn_impl.clock();
   perform posthorn_impl.require_live_caller(row(1, v_actor.owner_id, v_actor.connection_id, v_actor.kind, null, null)::posthorn_impl.identity, v_now);
   select a.* into v_agent
     from posthorn.agents a
    where a.owner_id = v_actor.owner_id
-     and a.connection_id = v_actor.connection_id
-     and a.installation = p_installation
+     and case when v_agent_id is null then a.connection_id = v_actor.connection_id and a.installation = p_installation else a.agent_id = v_agent_id end
      for no key update;
   if v_agent.revoked_by = 'owner' then
     perform posthorn_impl.refuse('agent_revoked');
@@ -129,7 +137,7 @@ begin
   end if;
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[v_agent.agent_id], v_now) v);
 end $$;
-comment on function posthorn_api.register_agent(bytea, text, text, text, text) is 'Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. [nullable: runtime_version, revoked_at, presence_kind]';
+comment on function posthorn_api.register_agent(bytea, text, text, text, text) is 'Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.list_agents(
   p_credential bytea,
@@ -157,7 +165,7 @@ begin
             order by a.agent_id
             limit p_limit), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at, presence_kind]';
+comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.list_owner_agents(
   p_credential bytea
@@ -175,7 +183,7 @@ begin
     from posthorn_impl.view_agents(v_actor.owner_id, null, array(
            select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at, presence_kind]';
+comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.agent_status(
   p_credential bytea,
@@ -204,7 +212,7 @@ declare
   v_me posthorn_impl.identity;
   v_now timestamptz := posthorn_impl.clock();
 begin
-  select i.* into v_me from posthorn_impl.identify(array[p_credential], array[p_agent_id], 'messaging') i;
+  select i.* into v_me from posthorn_impl.identify(array[p_credential], array[p_agent_id], 'messaging', p_binds => false) i;
   -- before registration there is no agent to name, and a suspended owner is told so
   if v_me.problem is not null and v_me.problem not in ('agent_required', 'owner_suspended') then
     perform posthorn_impl.refuse(v_me.problem);
@@ -352,7 +360,7 @@ begin
   update posthorn.agents a set revoked_by = 'owner' where a.owner_id = v_actor.owner_id and a.agent_id = p_agent_id;
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.revoke_agent(bytea, uuid) is 'The owner takes an agent out of service until they restore it. [nullable: runtime_version, revoked_at, presence_kind]';
+comment on function posthorn_api.revoke_agent(bytea, uuid) is 'The owner takes an agent out of service until they restore it. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.restore_agent(
   p_credential bytea,
@@ -384,7 +392,7 @@ begin
   perform posthorn_impl.record_act(v_actor, 'agent.restore', p_agent_id, v_now, p_agent_id);
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], v_now) v);
 end $$;
-comment on function posthorn_api.restore_agent(bytea, uuid) is 'The owner lifts a revocation; the agent joins no group by itself. [nullable: runtime_version, revoked_at, presence_kind]';
+comment on function posthorn_api.restore_agent(bytea, uuid) is 'The owner lifts a revocation; the agent joins no group by itself. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 grant execute on function
   posthorn_api.register_agent(bytea, text, text, text, text), posthorn_api.list_agents(bytea, uuid, uuid, int),

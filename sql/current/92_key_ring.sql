@@ -66,6 +66,36 @@ begin
 end $$;
 comment on function ops.wrap_owner_keys(uuid[], text[], text, bytea[]) is 'Replaces wrapped data keys by the same keys wrapped anew, but for those that another rotation has replaced; answers how many.';
 
+create function ops.server_secret_to_wrap(
+  p_ring_key_id text
+) returns table (
+  ring_key_id text,
+  sealed bytea
+)
+language sql
+stable
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+  select s.ring_key_id, s.sealed from posthorn.server_secrets s where s.ring_key_id <> p_ring_key_id
+$$;
+comment on function ops.server_secret_to_wrap(text) is 'The server''s own secrets, where they do not depend on the given key of the ring yet.';
+
+create function ops.wrap_server_secret(
+  p_from_ring_key_id text,
+  p_ring_key_id text,
+  p_sealed bytea
+) returns void
+language sql
+volatile
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+  update posthorn.server_secrets s set ring_key_id = p_ring_key_id, sealed = p_sealed where s.ring_key_id = p_from_ring_key_id
+$$;
+comment on function ops.wrap_server_secret(text, text, bytea) is 'Replaces the server''s secrets by the same ones sealed under another key of the ring.';
+grant execute on function ops.server_secret_to_wrap(text), ops.wrap_server_secret(text, text, bytea) to posthorn_admin;
+
 create function ops.forget_ring_keys(
   p_except text
 ) returns int
@@ -79,7 +109,8 @@ declare
 begin
   delete from posthorn.ring_keys k
    where k.ring_key_id <> p_except
-     and not exists (select from posthorn.owner_keys o where o.ring_key_id = k.ring_key_id);
+     and not exists (select from posthorn.owner_keys o where o.ring_key_id = k.ring_key_id)
+     and not exists (select from posthorn.server_secrets s where s.ring_key_id = k.ring_key_id);
   get diagnostics v_forgotten = row_count;
   return v_forgotten;
 end $$;

@@ -1,18 +1,14 @@
 import { once } from 'node:events';
 import { createWriteStream } from 'node:fs';
 import { link, rm } from 'node:fs/promises';
-import type { Writable } from 'node:stream';
 import type { Command } from 'commander';
+import { writeAccount } from '../db/account-export.ts';
 import { deleteAccount, ownerSettings } from '../db/functions.ts';
-import type { Queryable } from '../db/pool.ts';
 import { ask, canAsk } from './confirm.ts';
 import { CommandError, usage } from './failure.ts';
 import { answer, posthorn, remark } from './output.ts';
 import { type AsOwner, addOwnerCommand, asOwner } from './person.ts';
 import { harmlessLine } from './text.ts';
-
-/** What the database hands over at once. */
-const ROWS_AT_ONCE = 1_000;
 
 /** The first rows of a large account come when the database has gathered all of them, in milliseconds. */
 const EXPORT_TIMEOUT_MS = 10 * 60_000;
@@ -29,7 +25,7 @@ export function addAccount(owner: Command): void {
 
 async function exportAccount(options: AsOwner & { out?: string }): Promise<void> {
   if (options.out === undefined) {
-    await asOwner(options, (db, credential) => writeExport(db, credential, process.stdout), EXPORT_TIMEOUT_MS);
+    await asOwner(options, (db, credential) => writeAccount(db, credential, process.stdout), EXPORT_TIMEOUT_MS);
     return;
   }
   const path = options.out;
@@ -37,7 +33,7 @@ async function exportAccount(options: AsOwner & { out?: string }): Promise<void>
   const file = createWriteStream(unfinished, { flags: 'wx', mode: 0o600 });
   try {
     await once(file, 'open');
-    const lines = await asOwner(options, (db, credential) => writeExport(db, credential, file), EXPORT_TIMEOUT_MS);
+    const lines = await asOwner(options, (db, credential) => writeAccount(db, credential, file), EXPORT_TIMEOUT_MS);
     file.end();
     await once(file, 'close');
     await link(unfinished, path); // whole, and never over another file
@@ -48,21 +44,6 @@ async function exportAccount(options: AsOwner & { out?: string }): Promise<void>
     throw error;
   } finally {
     await rm(unfinished, { force: true });
-  }
-}
-
-/** @returns how many lines */
-async function writeExport(db: Queryable, credential: Buffer, out: Writable): Promise<number> {
-  await db.query(
-    `declare account no scroll cursor for
-     select json_build_object('kind', e.kind, 'content', e.content)::text as line from posthorn_api.export_account($1) e`,
-    [credential],
-  );
-  for (let lines = 0; ; ) {
-    const { rows } = await db.query(`fetch ${ROWS_AT_ONCE} from account`);
-    if (rows.length === 0) return lines;
-    lines += rows.length;
-    if (!out.write(rows.map(({ line }) => `${line}\n`).join(''))) await once(out, 'drain');
   }
 }
 

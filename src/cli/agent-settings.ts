@@ -1,11 +1,11 @@
 import { readFile } from 'node:fs/promises';
 import type { Command } from 'commander';
-import { z } from 'zod';
 import { readConfig } from '../config.ts';
-import { readPrivateFile, writePrivateFile } from '../private-file.ts';
 import { readServerFile } from '../server-file.ts';
-import { CommandError, usage } from './failure.ts';
+import { changeConfigFile, readConfigFile } from './config-file.ts';
+import { usage } from './failure.ts';
 import { posthorn } from './output.ts';
+import { currentToken } from './paired-token.ts';
 
 /** What every command of an agent takes. */
 export interface AgentOptions {
@@ -18,18 +18,12 @@ export interface AgentOptions {
 export interface AgentSettings {
   url: string;
   token: string;
+  /** The token as it is later on: a paired machine's is a new one each hour. */
+  currentToken: () => Promise<string>;
   agentId: string | undefined;
   /** The configuration file, where one is in use: what is learnt goes there. */
   configFile: string | undefined;
 }
-
-/** Other programs may keep more in the file; it stays. */
-const ConfigFile = z.looseObject({
-  url: z.url({ protocol: /^https?$/ }).optional(),
-  token: z.string().min(1).optional(),
-  agent_id: z.uuid().optional(),
-});
-type ConfigFile = z.infer<typeof ConfigFile>;
 
 export function addAgentOptions(command: Command): Command {
   return command
@@ -50,10 +44,12 @@ export async function readAgentSettings(options: AgentOptions): Promise<AgentSet
   const file = await readConfigFile(path);
   const isGiven = options.config !== undefined || client.isConfigFileGiven;
   const given = options.tokenFile === undefined ? client.token : await readTokenFile(options.tokenFile);
-  const token = given ?? file?.token;
+  const isPaired = given === undefined && file?.login !== undefined;
+  const token = isPaired ? await currentToken(path) : (given ?? file?.token);
   if (token === undefined) {
     throw usage(
-      `No token. Make one with: ${posthorn} token create --label NAME --scope messaging\n` +
+      `No token. Pair this machine with: ${posthorn} login\n` +
+        `Or make one with: ${posthorn} token create --label NAME --scope messaging\n` +
         `Then set POSTHORN_TOKEN, or pass --token-file, or put {"token": "…"} into ${path} (chmod 600).`,
     );
   }
@@ -63,6 +59,7 @@ export async function readAgentSettings(options: AgentOptions): Promise<AgentSet
   return {
     url: checkUrl(url ?? `http://${host}:${port}`),
     token,
+    currentToken: isPaired ? () => currentToken(path) : async () => token,
     agentId: client.agentId ?? file?.agent_id,
     configFile: isGiven || file ? path : undefined,
   };
@@ -70,21 +67,7 @@ export async function readAgentSettings(options: AgentOptions): Promise<AgentSet
 
 /** Notes in the configuration file which agent this is from now on. */
 export async function rememberAgent(path: string, agentId: string): Promise<void> {
-  const file: ConfigFile = { ...(await readConfigFile(path)), agent_id: agentId };
-  await writePrivateFile(path, `${JSON.stringify(file, null, 2)}\n`);
-}
-
-async function readConfigFile(path: string): Promise<ConfigFile | undefined> {
-  const text = await readPrivateFile(path);
-  if (text === undefined) return undefined;
-  try {
-    return ConfigFile.parse(JSON.parse(text));
-  } catch {
-    throw new CommandError(
-      'config',
-      `${path} must hold a JSON object with "url", "token" and "agent_id", each optional.`,
-    );
-  }
+  await changeConfigFile(path, { agent_id: agentId });
 }
 
 async function readTokenFile(path: string): Promise<string> {
@@ -95,7 +78,8 @@ async function readTokenFile(path: string): Promise<string> {
   }
 }
 
-function checkUrl(url: string): string {
+/** @throws CommandError if it is no address of a server */
+export function checkUrl(url: string): string {
   if (!/^https?:\/\/[^/]/.test(url) || !URL.canParse(url)) throw usage(`This is no address of a server: ${url}`);
   return url.replace(/\/+$/, '');
 }

@@ -1,24 +1,8 @@
-import type { ConnectionView } from '../db/functions.ts';
+import type { connectionView } from '../operations/views.ts';
 import { answer, type Output, posthorn, remark } from './output.ts';
 import { facts, harmlessLine, sayTime } from './text.ts';
 
-/** A connection as the owner sees it, in the contract's style. */
-export function connectionView(row: ConnectionView) {
-  return {
-    id: row.id,
-    kind: row.kind,
-    label: row.label,
-    scopes: row.scopes,
-    parent_connection_id: row.parentConnectionId,
-    agent_id: row.agentId,
-    created_at: row.createdAt.toISOString(),
-    expires_at: row.expiresAt?.toISOString() ?? null,
-    last_used_at: row.lastUsedAt?.toISOString() ?? null,
-    revoked_at: row.revokedAt?.toISOString() ?? null,
-  };
-}
-
-/** The same for people. */
+/** A connection for people. */
 export function sayConnection(connection: ReturnType<typeof connectionView>): string {
   const { id, kind, label, scopes, agent_id, expires_at, last_used_at, revoked_at } = connection;
   const rows = facts(

@@ -1,8 +1,8 @@
 import type { Command } from 'commander';
 import { z } from 'zod';
+import type { Config } from '../config.ts';
 import { makeCredential } from '../crypto/credentials.ts';
 import {
-  type AgentView,
   changeOwnerSettings,
   createGroup,
   listOwnerAgents,
@@ -19,7 +19,9 @@ import {
 import { makeOwner } from '../new-owner.ts';
 import { openOrMakeKeyRing } from '../open-key-ring.ts';
 import { line, paragraph } from '../operations/fields.ts';
-import { agentView, groupView } from '../operations/views.ts';
+import { groupView, ownerAgentView } from '../operations/views.ts';
+import { readServerFile } from '../server-file.ts';
+import { makeSignInUrl } from '../sign-in-link.ts';
 import { addAccount } from './account.ts';
 import { showCredential } from './connections.ts';
 import { addDecisions } from './decisions.ts';
@@ -43,6 +45,7 @@ export function addOwner(program: Command): void {
   addOwnerCommand(owner, 'pair', 'Pair a machine: make a device credential, shown once.')
     .requiredOption('--label <text>', "the machine's name")
     .action(pair);
+  addOwnerCommand(owner, 'link', 'Make a link that signs a browser in: once, within 15 minutes.').action(makeLink);
   addOwnerCommand(owner, 'settings', 'Show the settings, or change them.')
     .option('--automatic-approval <on|off>', 'let agents open collaborations without asking', onOrOff)
     .option('--sensitive-content-check <on|off>', 'refuse bodies that look like they hold a secret', onOrOff)
@@ -96,6 +99,20 @@ async function listAllOwners(output: Output): Promise<void> {
   answer(output, { owners }, list(blocks, `There is no owner yet. Run: ${posthorn} owner create --label NAME`));
 }
 
+async function makeLink(options: AsOwner): Promise<void> {
+  const url = await asOwner(options, async (db, credential, config) =>
+    makeSignInUrl(db, await publicUrlOf(config), credential),
+  );
+  answer(options, { url }, url);
+  if (!options.json) remark('\nOpen it in the browser to sign in. It works once, within 15 minutes.');
+}
+
+/** Where people reach the server. */
+async function publicUrlOf({ publicUrl, dataDirectory, host, port }: Config): Promise<string> {
+  const running = await readServerFile(dataDirectory);
+  return publicUrl ?? running?.mcp_url.replace(/\/mcp$/, '') ?? `http://${host}:${port}`;
+}
+
 async function pair(options: AsOwner & { label: string }): Promise<void> {
   const { label } = checked(z.strictObject({ label: line(64) }), { label: options.label });
   const { token, hash } = makeCredential('device');
@@ -132,11 +149,6 @@ async function settings(options: SettingsOptions): Promise<void> {
     'sensitive content check': onOff(view.sensitive_content_check),
   });
   answer(options, view, text);
-}
-
-/** An agent as the owner sees it: revoked ones too. */
-function ownerAgentView(row: AgentView) {
-  return { ...agentView(row), revoked_at: row.revokedAt?.toISOString() ?? null };
 }
 
 async function listAgents(options: AsOwner): Promise<void> {

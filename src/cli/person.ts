@@ -29,12 +29,12 @@ export function addOwnerCommand(parent: Command, nameAndArguments: string, about
  */
 export async function asOwner<T>(
   options: AsOwner,
-  act: (db: Queryable, ticket: Buffer) => Promise<T>,
+  act: (db: Queryable, ticket: Buffer, config: Config) => Promise<T>,
   queryTimeoutMs?: number,
 ): Promise<T> {
-  return await asPerson(async (db) => {
+  return await asPerson(async (db, config) => {
     const ownerId = chooseOwner(await listOwners(db), options.owner);
-    return await act(db, await actAsOwner(db, { ownerId }));
+    return await act(db, await actAsOwner(db, { ownerId }), config);
   }, queryTimeoutMs);
 }
 

@@ -24,6 +24,14 @@ const COMMANDS: Record<string, { about: string; load: (doors: Doors) => Promise<
     about: 'decide as the owner: requests, agents, groups, settings, devices',
     load: async () => (await import('./owner.ts')).addOwner,
   },
+  login: {
+    about: 'pair this machine: a person confirms it in the browser',
+    load: async () => (await import('./login.ts')).addLogin,
+  },
+  logout: {
+    about: 'end the pairing of this machine',
+    load: async () => (await import('./login.ts')).addLogout,
+  },
   status: {
     about: 'as an agent: who am I, and is there mail',
     load: async () => (await import('./agent-commands.ts')).addAgentCommands('status'),

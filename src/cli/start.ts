@@ -24,7 +24,8 @@ async function start(output: Output): Promise<void> {
       const server = await (config.databaseUrl ? reaching(config.databaseUrl, starting) : starting());
       const failed = server.databaseEnded.then(refuseToGoOn);
       failed.catch(() => {}); // it ends when we stop it, too
-      return { ...server, failed };
+      const signInUrl = output.json ? '' : await server.makeSignInUrl();
+      return { ...server, failed, signInUrl };
     },
     (server) => process.stdout.write(output.json ? readyLine(server) : welcome(server)),
   );
@@ -48,12 +49,16 @@ function readyLine({ url, mcpUrl, ownerUrl, databaseUrl }: LocalServer): string 
   return `${JSON.stringify(line)}\n`;
 }
 
-function welcome({ url, mcpUrl, madeKeyRing }: LocalServer): string {
+function welcome({ url, mcpUrl, madeKeyRing, signInUrl }: LocalServer & { signInUrl: string }): string {
   return `Posthorn runs at ${url} (MCP: ${mcpUrl}).
 ${madeKeyRing ? `Its keys are in ${madeKeyRing}: keep a copy.\nWithout them no message can be read again.\n` : ''}
+Sign in, within 15 minutes, once (or make another link: ${posthorn} owner link):
+  ${signInUrl}
+
 Next, in another terminal${process.env.POSTHORN_DATA_DIR ? `, after\n  export POSTHORN_DATA_DIR='${process.env.POSTHORN_DATA_DIR}'` : ''}
 
-  1. Make a token for each agent:
+  1. Connect an agent: paste ${mcpUrl} into its client.
+     Or make a token for it:
      ${posthorn} token create --label alpha --scope messaging
 
   2. Let the agent register with it, which gives it an id. By MCP, or here:

@@ -8,8 +8,9 @@ export interface AgentSaid {
   label: string;
   runtime: string;
   runtime_version: string | null;
-  device: { label: string };
-  installation: string;
+  device?: { label: string };
+  client?: { name: string };
+  installation?: string;
   shared_group_ids?: string[];
   revoked_at?: string | null;
 }
@@ -19,7 +20,7 @@ export function sayAgent(agent: AgentSaid): string {
     {
       id: agent.id,
       runtime: agent.runtime_version ? `${agent.runtime} ${agent.runtime_version}` : agent.runtime,
-      from: `${agent.device.label} (${agent.installation})`,
+      from: agent.client ? agent.client.name : `${agent.device?.label} (${agent.installation})`,
       groups: agent.shared_group_ids?.length ? agent.shared_group_ids.join(', ') : null,
       revoked: agent.revoked_at && sayTime(agent.revoked_at),
     },

@@ -1,6 +1,6 @@
 import { createHash, randomBytes } from 'node:crypto';
 
-const PREFIXES = { device: 'phd_', child: 'phc_', service: 'phs_' } as const;
+const PREFIXES = { device: 'phd_', child: 'phc_', service: 'phs_', session: 'phw_', link: 'phl_' } as const;
 
 /** A new credential of 256 random bits, shown once, and the hash that the database keeps. */
 export function makeCredential(kind: keyof typeof PREFIXES): { token: string; hash: Buffer } {

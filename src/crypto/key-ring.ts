@@ -88,6 +88,16 @@ export function unwrapDataKey(ring: KeyRing, ownerId: string, ringKeyId: string,
   return decrypt(ringKey(ring, ringKeyId), `owner|${ownerId}`, wrappedKey);
 }
 
+/** Seals the server's own secrets with the current key. */
+export function sealServerSecret(ring: KeyRing, secret: Buffer): { ringKeyId: string; sealed: Buffer } {
+  return { ringKeyId: ring.currentId, sealed: encrypt(ringKey(ring, ring.currentId), 'server', secret) };
+}
+
+/** @throws Error if the ring lacks the key, or the key is not the one that sealed them */
+export function openServerSecret(ring: KeyRing, ringKeyId: string, sealed: Buffer): Buffer {
+  return decrypt(ringKey(ring, ringKeyId), 'server', sealed);
+}
+
 /** A known text under a key, by which a later start tells the right ring from another. */
 export function makeRingProof(ring: KeyRing, ringKeyId: string): Buffer {
   return encrypt(ringKey(ring, ringKeyId), `proof|${ringKeyId}`, Buffer.from(PROOF_TEXT));

@@ -22,6 +22,7 @@ export interface AgentView {
   createdAt: Date;
   revokedAt: Date | null;
   presenceKind: string | null;
+  clientId: string | null;
   sharedGroupIds: string[];
 }
 
@@ -36,6 +37,8 @@ export interface ConnectionView {
   expiresAt: Date | null;
   lastUsedAt: Date | null;
   revokedAt: Date | null;
+  clientId: string | null;
+  clientHost: string | null;
 }
 
 export interface DeliveryView {
@@ -145,6 +148,20 @@ export interface WebhookView {
 }
 
 // Schema posthorn_api
+
+/** Stores what a client is given of a grant. A code is proved by the owner's session; refresh and access tokens by the code or refresh token that the client presented. Raises unauthorized. */
+export async function addGrantToken(db: Queryable, p: { proof: Buffer; connectionId: string; kind: string; tokenHash: Buffer; payload: Buffer; scopes: (string | null)[]; seconds: number }): Promise<void> {
+  const { names, values } = bind([
+    ['p_proof', 'bytea', p.proof],
+    ['p_connection_id', 'uuid', p.connectionId],
+    ['p_kind', 'text', p.kind],
+    ['p_token_hash', 'bytea', p.tokenHash],
+    ['p_payload', 'bytea', p.payload],
+    ['p_scopes', 'text[]', p.scopes],
+    ['p_seconds', 'int4', p.seconds],
+  ]);
+  await db.query(`select true from posthorn_api.add_grant_token(${names}) f`, values);
+}
 
 export interface AdvanceReceiptsRow {
   item: number;
@@ -279,6 +296,36 @@ export async function closeStreams(db: Queryable, p: { credentials: (Buffer | nu
   await db.query(`select true from posthorn_api.close_streams(${names}) f`, values);
 }
 
+/** Uses a code or refresh token up: true for one caller of many. A refresh token may be used again for 60 seconds, for the same successor. */
+export async function consumeGrantToken(db: Queryable, p: { tokenHash: Buffer; successorHash?: Buffer | null }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_token_hash', 'bytea', p.tokenHash],
+    ['p_successor_hash', 'bytea', p.successorHash],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.consume_grant_token(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Uses a record up: true for one caller of many. */
+export async function consumeOauthRecord(db: Queryable, p: { model: string; idHash: Buffer }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_model', 'text', p.model],
+    ['p_id_hash', 'bytea', p.idHash],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.consume_oauth_record(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Whether an address may register a client, or ask for an authorization, once more this hour; counts it. */
+export async function countOauthAttempt(db: Queryable, p: { act: string; bucket: number }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_act', 'text', p.act],
+    ['p_bucket', 'int4', p.bucket],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.count_oauth_attempt(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** The owner lets 2 to 16 agents talk, for a duration in hours. */
 export async function createGroup(db: Queryable, p: { credential: Buffer; name: string; purpose: string; agentIds: (string | null)[]; projectBoundary?: string | null; durationHours?: number | null }): Promise<GroupView> {
   const { names, values } = bind([
@@ -293,6 +340,22 @@ export async function createGroup(db: Queryable, p: { credential: Buffer; name: 
   return rows[0];
 }
 
+/** The owner's consent: a connection that a client's tokens act as, and with it as one agent: a chosen one of the client, a new one, or by default the client's first. Raises not_found, limit_reached. */
+export async function createOauthGrant(db: Queryable, p: { credential: Buffer; kind: string; label: string; clientId: string; clientHost: string; scopes: (string | null)[]; agentId?: string | null; newAgentLabel?: string | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_kind', 'text', p.kind],
+    ['p_label', 'text', p.label],
+    ['p_client_id', 'text', p.clientId],
+    ['p_client_host', 'text', p.clientHost],
+    ['p_scopes', 'text[]', p.scopes],
+    ['p_agent_id', 'uuid', p.agentId],
+    ['p_new_agent_label', 'text', p.newAgentLabel],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.create_oauth_grant(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** An API token: the caller made the credential and passes its hash. */
 export async function createServiceConnection(db: Queryable, p: { credential: Buffer; label: string; scopes: (string | null)[]; credentialHash: Buffer; expiresAt?: Date | null }): Promise<ConnectionView> {
   const { names, values } = bind([
@@ -302,7 +365,7 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.create_service_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.create_service_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -321,6 +384,24 @@ export async function deleteDeletedAccounts(db: Queryable, p: { limit: number })
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.delete_deleted_accounts(${names}) f`, values);
   return rows[0].value;
+}
+
+/** Removes tokens, links and records of requests that have ended, up to p_limit of each; answers how many. */
+export async function deleteExpiredCredentials(db: Queryable, p: { limit: number }): Promise<number> {
+  const { names, values } = bind([
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.delete_expired_credentials(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Removes a record. */
+export async function deleteOauthRecord(db: Queryable, p: { model: string; idHash: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_model', 'text', p.model],
+    ['p_id_hash', 'bytea', p.idHash],
+  ]);
+  await db.query(`select true from posthorn_api.delete_oauth_record(${names}) f`, values);
 }
 
 /** Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events and deliveries after theirs. Answers whether more pages follow. */
@@ -352,6 +433,14 @@ export async function disableWebhook(db: Queryable, p: { credential: Buffer; web
   ]);
   const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.disable_webhook(${names}) f`, values);
   return rows[0];
+}
+
+/** Ends one code or token; it is still known as one that was. */
+export async function endGrantToken(db: Queryable, p: { tokenHash: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_token_hash', 'bytea', p.tokenHash],
+  ]);
+  await db.query(`select true from posthorn_api.end_grant_token(${names}) f`, values);
 }
 
 /** Says that a worker has ended and holds nothing any more. */
@@ -391,6 +480,36 @@ export async function exportAccount(db: Queryable, p: { credential: Buffer }): P
   return rows;
 }
 
+export interface FindGrantTokenRow {
+  payload: Buffer;
+  isConsumed: boolean;
+}
+/** A code or token by its hash, while it lives, and whether it was used up. */
+export async function findGrantToken(db: Queryable, p: { kind: string; tokenHash: Buffer }): Promise<FindGrantTokenRow[]> {
+  const { names, values } = bind([
+    ['p_kind', 'text', p.kind],
+    ['p_token_hash', 'bytea', p.tokenHash],
+  ]);
+  const { rows } = await db.query(`select f.payload, f.is_consumed as "isConsumed" from posthorn_api.find_grant_token(${names}) f`, values);
+  return rows;
+}
+
+export interface FindOauthRecordRow {
+  payload: Buffer;
+  consumedAt: Date | null;
+}
+/** A record by one of its hashes, while it lives. */
+export async function findOauthRecord(db: Queryable, p: { model: string; idHash?: Buffer | null; uidHash?: Buffer | null; userCodeHash?: Buffer | null }): Promise<FindOauthRecordRow[]> {
+  const { names, values } = bind([
+    ['p_model', 'text', p.model],
+    ['p_id_hash', 'bytea', p.idHash],
+    ['p_uid_hash', 'bytea', p.uidHash],
+    ['p_user_code_hash', 'bytea', p.userCodeHash],
+  ]);
+  const { rows } = await db.query(`select f.payload, f.consumed_at as "consumedAt" from posthorn_api.find_oauth_record(${names}) f`, values);
+  return rows;
+}
+
 /** The agent's registration without its secrets; raises not_found where there is none. */
 export async function getWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<WebhookView> {
   const { names, values } = bind([
@@ -416,6 +535,15 @@ export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; age
   ]);
   const { rows } = await db.query(`select f.agent_id as "agentId", f.last_seq as "lastSeq", f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshots(${names}) f`, values);
   return rows;
+}
+
+/** Keeps the secrets that a pod has made, unless another pod was first. */
+export async function keepServerSecret(db: Queryable, p: { ringKeyId: string; sealed: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_ring_key_id', 'text', p.ringKeyId],
+    ['p_sealed', 'bytea', p.sealed],
+  ]);
+  await db.query(`select true from posthorn_api.keep_server_secret(${names}) f`, values);
 }
 
 /** Lets a denied member set ask again before its 24 hours are over. */
@@ -446,7 +574,21 @@ export async function listAgents(db: Queryable, p: { credential: Buffer; agentId
     ['p_after', 'uuid', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
+  return rows;
+}
+
+export interface ListClientAgentsRow {
+  agentId: string;
+  label: string;
+}
+/** The agents that a client has with this owner, the first of which its grants act as by default. */
+export async function listClientAgents(db: Queryable, p: { credential: Buffer; clientId: string }): Promise<ListClientAgentsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_client_id', 'text', p.clientId],
+  ]);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.label from posthorn_api.list_client_agents(${names}) f`, values);
   return rows;
 }
 
@@ -455,7 +597,7 @@ export async function listConnections(db: Queryable, p: { credential: Buffer }):
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.list_connections(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.list_connections(${names}) f`, values);
   return rows;
 }
 
@@ -491,7 +633,7 @@ export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }):
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
@@ -556,7 +698,7 @@ export async function mintChildConnection(db: Queryable, p: { credential: Buffer
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.mint_child_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.mint_child_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -619,7 +761,7 @@ export async function pairDevice(db: Queryable, p: { credential: Buffer; label: 
     ['p_scopes', 'text[]', p.scopes],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.pair_device(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.pair_device(${names}) f`, values);
   return rows[0];
 }
 
@@ -693,6 +835,19 @@ export async function proposeCollaboration(db: Queryable, p: { credential: Buffe
   ]);
   const { rows } = await db.query(`select f.proposal_id as "proposalId", f.group_id as "groupId", f.replayed from posthorn_api.propose_collaboration(${names}) f`, values);
   return rows;
+}
+
+/** Stores a registered client, for 24 hours unless an owner consents to it, or a request under way. */
+export async function putOauthRecord(db: Queryable, p: { model: string; idHash: Buffer; payload: Buffer; seconds: number; uidHash?: Buffer | null; userCodeHash?: Buffer | null }): Promise<void> {
+  const { names, values } = bind([
+    ['p_model', 'text', p.model],
+    ['p_id_hash', 'bytea', p.idHash],
+    ['p_payload', 'bytea', p.payload],
+    ['p_seconds', 'int4', p.seconds],
+    ['p_uid_hash', 'bytea', p.uidHash],
+    ['p_user_code_hash', 'bytea', p.userCodeHash],
+  ]);
+  await db.query(`select true from posthorn_api.put_oauth_record(${names}) f`, values);
 }
 
 export interface ReadEventsRow {
@@ -813,7 +968,7 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
     ['p_runtime', 'text', p.runtime],
     ['p_runtime_version', 'text', p.runtimeVersion],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -860,7 +1015,7 @@ export async function restoreAgent(db: Queryable, p: { credential: Buffer; agent
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -870,7 +1025,7 @@ export async function revokeAgent(db: Queryable, p: { credential: Buffer; agentI
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -880,7 +1035,7 @@ export async function revokeConnection(db: Queryable, p: { credential: Buffer; c
     ['p_credential', 'bytea', p.credential],
     ['p_connection_id', 'uuid', p.connectionId],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.revoke_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.revoke_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -892,6 +1047,15 @@ export async function revokeGroup(db: Queryable, p: { credential: Buffer; groupI
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.revoke_group(${names}) f`, values);
   return rows[0];
+}
+
+/** A client that holds, or held, a token of a grant ends it; so does a code or token that is used twice. Raises unauthorized. */
+export async function revokeOauthGrant(db: Queryable, p: { proof: Buffer; connectionId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_proof', 'bytea', p.proof],
+    ['p_connection_id', 'uuid', p.connectionId],
+  ]);
+  await db.query(`select true from posthorn_api.revoke_oauth_grant(${names}) f`, values);
 }
 
 /** An agent takes itself out of service; registering again brings it back. */
@@ -921,7 +1085,7 @@ export async function rotateConnection(db: Queryable, p: { credential: Buffer; c
     ['p_connection_id', 'uuid', p.connectionId],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt" from posthorn_api.rotate_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.rotate_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -965,6 +1129,31 @@ export async function sendMessages(db: Queryable, p: { credentials: (Buffer | nu
   return rows;
 }
 
+export interface ServerSecretRow {
+  ringKeyId: string;
+  sealed: Buffer;
+}
+/** The authorization server's secrets, sealed under a key of the ring; no row before the first pod has made them. */
+export async function serverSecret(db: Queryable): Promise<ServerSecretRow[]> {
+  const { names, values } = bind([]);
+  const { rows } = await db.query(`select f.ring_key_id as "ringKeyId", f.sealed from posthorn_api.server_secret(${names}) f`, values);
+  return rows;
+}
+
+export interface SessionOwnerRow {
+  ownerId: string;
+  connectionId: string | null;
+  label: string;
+}
+/** Who is signed in; raises unauthorized or person_required. */
+export async function sessionOwner(db: Queryable, p: { credential: Buffer }): Promise<SessionOwnerRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.owner_id as "ownerId", f.connection_id as "connectionId", f.label from posthorn_api.session_owner(${names}) f`, values);
+  return rows;
+}
+
 /** Registers the agent's endpoint, or again: then its record is clean, unless the owner disabled it. Answers whether the given secret is the one that signs from now on; the one before signs too until its grace is over. */
 export async function setWebhook(db: Queryable, p: { credential: Buffer; urlHost: string; sealedUrl: Buffer; sealedSecret: Buffer; events: (string | null)[]; sealedAuthHeader?: Buffer | null; rotateSecret?: boolean | null; graceSeconds?: number | null; agentId?: string | null }): Promise<boolean> {
   const { names, values } = bind([
@@ -982,6 +1171,15 @@ export async function setWebhook(db: Queryable, p: { credential: Buffer; urlHost
   return rows[0].value;
 }
 
+/** Ends the session of the call, or every session of the owner and every link that could make one. */
+export async function signOut(db: Queryable, p: { credential: Buffer; everywhere: boolean }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_everywhere', 'bool', p.everywhere],
+  ]);
+  await db.query(`select true from posthorn_api.sign_out(${names}) f`, values);
+}
+
 /** Sends the endpoint an event of its own, once and at once, which does not count to its health. */
 export async function testWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<DeliveryView> {
   const { names, values } = bind([
@@ -992,12 +1190,25 @@ export async function testWebhook(db: Queryable, p: { credential: Buffer; agentI
   return rows[0];
 }
 
-/** Notes that these credentials were used and slides the expiry of devices; one call per pod and interval. */
+/** Notes that these credentials were used and slides the expiry of devices and sessions; one call per pod and interval. */
 export async function touchConnections(db: Queryable, p: { credentials: (Buffer | null)[] }): Promise<number> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.touch_connections(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of a one-time link, which is used up: signed_in. Otherwise not_found, and after too many of those from one bucket of addresses rate_limited. */
+export async function useSignInLink(db: Queryable, p: { linkHash: Buffer; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_link_hash', 'bytea', p.linkHash],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_sign_in_link(${names}) f`, values);
   return rows[0].value;
 }
 
@@ -1030,6 +1241,16 @@ export async function createOwner(db: Queryable, p: { label: string; ringKeyId: 
     ['p_id', 'uuid', p.id],
   ]);
   const { rows } = await db.query(`select f as value from ops.create_owner(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** A link, by the hash of its secret, that signs in whoever uses it first within 15 minutes; answers when it ends. */
+export async function createSignInLink(db: Queryable, p: { credential: Buffer; linkHash: Buffer }): Promise<Date> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_link_hash', 'bytea', p.linkHash],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.create_sign_in_link(${names}) f`, values);
   return rows[0].value;
 }
 
@@ -1114,6 +1335,19 @@ export async function resumeOwner(db: Queryable, p: { ownerId: string }): Promis
   await db.query(`select true from ops.resume_owner(${names}) f`, values);
 }
 
+export interface ServerSecretToWrapRow {
+  ringKeyId: string;
+  sealed: Buffer;
+}
+/** The server's own secrets, where they do not depend on the given key of the ring yet. */
+export async function serverSecretToWrap(db: Queryable, p: { ringKeyId: string }): Promise<ServerSecretToWrapRow[]> {
+  const { names, values } = bind([
+    ['p_ring_key_id', 'text', p.ringKeyId],
+  ]);
+  const { rows } = await db.query(`select f.ring_key_id as "ringKeyId", f.sealed from ops.server_secret_to_wrap(${names}) f`, values);
+  return rows;
+}
+
 /** Changes a limit for the next transaction; outside its range the table's check refuses. */
 export async function setLimit(db: Queryable, p: { name: string; value: number }): Promise<number> {
   const { names, values } = bind([
@@ -1142,4 +1376,14 @@ export async function wrapOwnerKeys(db: Queryable, p: { ownerIds: (string | null
   ]);
   const { rows } = await db.query(`select f as value from ops.wrap_owner_keys(${names}) f`, values);
   return rows[0].value;
+}
+
+/** Replaces the server's secrets by the same ones sealed under another key of the ring. */
+export async function wrapServerSecret(db: Queryable, p: { fromRingKeyId: string; ringKeyId: string; sealed: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_from_ring_key_id', 'text', p.fromRingKeyId],
+    ['p_ring_key_id', 'text', p.ringKeyId],
+    ['p_sealed', 'bytea', p.sealed],
+  ]);
+  await db.query(`select true from ops.wrap_server_secret(${names}) f`, values);
 }

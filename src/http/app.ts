@@ -13,7 +13,8 @@ import { inSpan, ROOT_CONTEXT, SpanKind, SpanStatusCode } from '../tracing.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
 import type { EventStreamDoor } from './event-stream-route.ts';
 import { openApiDocument } from './openapi.ts';
-import { operationRoute } from './operation-route.ts';
+import { operationRoute, presentedBearer } from './operation-route.ts';
+import { ownerRoutes } from './owner-routes.ts';
 
 interface AppOptions {
   services: Services;
@@ -25,6 +26,10 @@ interface AppOptions {
   /** The other door at the same address. */
   mcp: Middleware;
   events: EventStreamDoor;
+  /** The owner's pages. */
+  web: Middleware;
+  /** The authorization server. */
+  oauth: Middleware;
 }
 
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
@@ -39,6 +44,10 @@ export function createRequestListener(options: AppOptions): RequestListener {
 
 function createApp(options: AppOptions): Koa {
   const app = new Koa();
+  // what ends TLS stands before us, so that cookies must be marked as its address says and not as this connection does
+  Object.defineProperty(app.request, 'protocol', {
+    get: () => (options.services.publicUrl.startsWith('https:') ? 'https' : 'http'),
+  });
   app.silent = true; // refusals are not failures of the program; logRequests says what happened
   app.use(nameRequest);
   app.use(traceRequest);
@@ -47,6 +56,9 @@ function createApp(options: AppOptions): Koa {
   app.use(securityHeaders());
   app.use(serviceRoutes(options));
   app.use(messagingRoutes(options));
+  app.use(ownerRoutes(options.services, options.draining));
+  app.use(options.web);
+  app.use(options.oauth);
   app.use(unknownPath);
   return app;
 }
@@ -124,6 +136,8 @@ function securityHeaders(): Middleware {
         upgradeInsecureRequests: null,
       },
     },
+    // with no-referrer browsers send forms as from nowhere (Origin: null), which looks like those of other sites
+    referrerPolicy: { policy: 'same-origin' },
     // a self-hosted server may well be plain HTTP on a private network: who ends TLS sends HSTS
     strictTransportSecurity: false,
   }) as unknown as Middleware;
@@ -170,7 +184,11 @@ function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middl
   const router = new Router();
   for (const operation of OPERATIONS) {
     for (const { method, path } of operation.routes)
-      router.register(BASE_PATH + path, [method.toLowerCase()], operationRoute(operation, services, draining) as never);
+      router.register(
+        BASE_PATH + path,
+        [method.toLowerCase()],
+        operationRoute(operation, services, draining, presentedBearer) as never,
+      );
   }
   router.register(`${BASE_PATH}/events`, ['get', 'head', 'options'], events.route as never);
   router.all(['/mcp', '/mcp/'], mcp as never);

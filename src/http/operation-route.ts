@@ -2,14 +2,29 @@ import type { Context, Middleware } from 'koa';
 import { z } from 'zod';
 import { authenticate } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
-import type { Operation, Services } from '../operations/operation.ts';
+import type { OwnerOperation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
 import { inSpan } from '../tracing.ts';
 
+/** What a request presents, hashed, and how a refusal reads to whoever presented it. @throws PosthornError */
+export type Presented = (ctx: Context) => { credential: Buffer; explain: (thrown: unknown) => unknown };
+
+/** Programs present a bearer token. */
+export const presentedBearer: Presented = (ctx) => {
+  const bearer = readBearer(ctx.req);
+  if (!bearer) throw new PosthornError('unauthorized');
+  return { credential: bearer.credential, explain: (thrown) => namedForDevice(thrown, bearer) };
+};
+
 /** The endpoint of an operation. */
-export function operationRoute(operation: Operation, services: Services, draining: AbortSignal): Middleware {
+export function operationRoute(
+  operation: OwnerOperation,
+  services: Services,
+  draining: AbortSignal,
+  presented: Presented,
+): Middleware {
   const numbers = integerFields(operation);
 
   /** Who is unknown is told so, whatever they asked. */
@@ -23,11 +38,10 @@ export function operationRoute(operation: Operation, services: Services, drainin
   }
 
   return async function runOperation(ctx) {
-    const bearer = readBearer(ctx.req);
-    if (!bearer) throw new PosthornError('unauthorized');
+    const { credential, explain } = presented(ctx);
     let signal: AbortSignal | undefined;
     const caller = {
-      credential: bearer.credential,
+      credential,
       // made for the few that wait: its two controllers cost as much as reading the body
       get signal() {
         signal ??= AbortSignal.any([draining, clientGone(ctx)]);
@@ -35,13 +49,13 @@ export function operationRoute(operation: Operation, services: Services, drainin
       },
     };
     try {
-      const input = await readInput(ctx, bearer.credential);
+      const input = await readInput(ctx, credential);
       const output = await inSpan(operation.name, {}, () => operation.run(services, caller, input));
-      services.credentialUse.note(bearer.credential);
+      services.credentialUse.note(credential);
       ctx.status = operation.status?.(output) ?? 200;
       ctx.body = output;
     } catch (error) {
-      throw namedForDevice(error, bearer);
+      throw explain(error);
     }
   };
 }
@@ -72,7 +86,7 @@ function toNumber(value: unknown): unknown {
   return typeof value === 'string' && /^-?\d{1,15}$/.test(value) ? Number(value) : value;
 }
 
-function integerFields(operation: Operation): Set<string> {
+function integerFields(operation: OwnerOperation): Set<string> {
   const { properties = {} } = z.toJSONSchema(operation.input, { io: 'input' });
   return new Set(Object.keys(properties).filter((name) => (properties[name] as { type?: string }).type === 'integer'));
 }

@@ -16,7 +16,8 @@ const CALL_TIMEOUT_MS = 45_000;
 export interface StdioOptions {
   /** Where the Posthorn is that the calls go to. */
   url: string;
-  token: string;
+  /** Asked for each call: a paired machine's token is a new one each hour. */
+  token: () => Promise<string>;
   /** The agent to act as when a call names none. */
   agentId?: string;
 }
@@ -76,7 +77,7 @@ function httpHost({ url, token }: StdioOptions, gone: AbortSignal): ToolHost {
     const target = Object.assign(new URL(path, url), { search: query.toString() });
     const response = await fetch(target, {
       method,
-      headers: { authorization: `Bearer ${token}`, ...(body && { 'content-type': 'application/json' }) },
+      headers: { authorization: `Bearer ${await token()}`, ...(body && { 'content-type': 'application/json' }) },
       body: body && JSON.stringify(body),
       redirect: 'manual', // a redirect would carry the body to another host
       signal: AbortSignal.any([gone, AbortSignal.timeout(CALL_TIMEOUT_MS)]),

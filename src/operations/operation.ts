@@ -57,6 +57,19 @@ export interface Operation<Input extends z.ZodObject = z.ZodObject, Output exten
   run: (services: Services, caller: Caller, input: z.output<Input>) => Promise<z.output<Output>>;
 }
 
+/** One operation of the owner, below /owner/v1: called with the session of a browser, and by nothing else. */
+export type OwnerOperation<Input extends z.ZodObject = z.ZodObject, Output extends z.ZodObject = z.ZodObject> = Omit<
+  Operation<Input, Output>,
+  'scope' | 'isTool' | 'command'
+>;
+
+/** Ties the types of an owner's operation together. */
+export function defineOwnerOperation<Input extends z.ZodObject, Output extends z.ZodObject>(
+  operation: OwnerOperation<Input, Output>,
+): OwnerOperation {
+  return operation as unknown as OwnerOperation;
+}
+
 /** Ties the types of an operation's parts together. */
 export function defineOperation<Input extends z.ZodObject, Output extends z.ZodObject>(
   operation: Operation<Input, Output>,

@@ -1,5 +1,13 @@
 import { z } from 'zod';
-import type { AgentStatusRow, AgentView, GroupView, MessageView, ProposalView } from '../db/functions.ts';
+import type {
+  AgentStatusRow,
+  AgentView,
+  ConnectionView,
+  GroupView,
+  MessageView,
+  ProposalView,
+  WebhookView,
+} from '../db/functions.ts';
 import { id, time } from './fields.ts';
 
 // What leaves the doors: snake_case, times in RFC 3339 UTC.
@@ -17,11 +25,33 @@ export const Agent = z.object({
   live: z.boolean(),
   presence_kind: z.enum(['events', 'webhook']).nullable(),
   created_at: time(),
-  device: z.object({ id: id(), label: z.string() }),
-  installation: z.string(),
+  /** Of an agent of a paired device or a service. */
+  device: z.object({ id: id(), label: z.string() }).optional(),
+  installation: z.string().optional(),
+  /** Of an agent of an OAuth client. */
+  client: z.object({ id: z.string(), name: z.string() }).optional(),
 });
 
 export const Peer = Agent.extend({ shared_group_ids: z.array(id()) });
+
+/** An agent as its owner sees it, revoked or not. */
+export const OwnerAgent = Agent.extend({ revoked_at: timeOrNull() });
+
+/** A connection as its owner sees it; never its credential. */
+export const Connection = z.object({
+  id: id(),
+  kind: z.string(),
+  label: z.string(),
+  scopes: z.array(z.string()),
+  parent_connection_id: idOrNull(),
+  agent_id: idOrNull(),
+  created_at: time(),
+  expires_at: timeOrNull(),
+  last_used_at: timeOrNull(),
+  revoked_at: timeOrNull(),
+  /** The app that the owner consented to, and the host that it says it is from. */
+  client: z.object({ id: z.string(), host: z.string() }).nullable(),
+});
 
 export const Group = z.object({
   id: id(),
@@ -115,6 +145,31 @@ export const WebhookSummary = z.object({
 
 const iso = (value: Date | null): string | null => value?.toISOString() ?? null;
 
+/** A webhook as its owner sees it: the rest of its address may be a secret between the agent and its receiver. */
+export const OwnerWebhook = z.object({
+  id: id(),
+  agent_id: id(),
+  url_host: z.string(),
+  events: z.array(z.string()),
+  status: z.string(),
+  disabled_reason: z.string().nullable(),
+  consecutive_failures: z.int(),
+  last_delivered_at: timeOrNull(),
+});
+
+export function ownerWebhookView(row: WebhookView): z.infer<typeof OwnerWebhook> {
+  return {
+    id: row.id,
+    agent_id: row.agentId,
+    url_host: row.urlHost,
+    events: row.events,
+    status: row.status,
+    disabled_reason: row.disabledReason,
+    consecutive_failures: row.consecutiveFailures,
+    last_delivered_at: row.lastDeliveredAt?.toISOString() ?? null,
+  };
+}
+
 export function agentView(row: AgentView): z.infer<typeof Agent> {
   return {
     id: row.id,
@@ -126,8 +181,9 @@ export function agentView(row: AgentView): z.infer<typeof Agent> {
     live: row.presenceKind !== null,
     presence_kind: row.presenceKind as z.infer<typeof Agent>['presence_kind'],
     created_at: row.createdAt.toISOString(),
-    device: { id: row.deviceId, label: row.deviceLabel },
-    installation: row.installation,
+    ...(row.clientId === null
+      ? { device: { id: row.deviceId, label: row.deviceLabel }, installation: row.installation }
+      : { client: { id: row.clientId, name: row.deviceLabel } }),
   };
 }
 
@@ -145,6 +201,26 @@ export function webhookSummary(row: AgentStatusRow): z.infer<typeof WebhookSumma
 
 export function peerView(row: AgentView): z.infer<typeof Peer> {
   return { ...agentView(row), shared_group_ids: row.sharedGroupIds };
+}
+
+export function ownerAgentView(row: AgentView): z.infer<typeof OwnerAgent> {
+  return { ...agentView(row), revoked_at: row.revokedAt?.toISOString() ?? null };
+}
+
+export function connectionView(row: ConnectionView): z.infer<typeof Connection> {
+  return {
+    id: row.id,
+    kind: row.kind,
+    label: row.label,
+    scopes: row.scopes,
+    parent_connection_id: row.parentConnectionId,
+    agent_id: row.agentId,
+    created_at: row.createdAt.toISOString(),
+    expires_at: row.expiresAt?.toISOString() ?? null,
+    last_used_at: row.lastUsedAt?.toISOString() ?? null,
+    revoked_at: row.revokedAt?.toISOString() ?? null,
+    client: row.clientId === null ? null : { id: row.clientId, host: row.clientHost ?? '' },
+  };
 }
 
 export function groupView(row: GroupView): z.infer<typeof Group> {

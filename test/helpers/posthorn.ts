@@ -7,6 +7,7 @@ import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src
 import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
 import { parseAllowList } from '../../src/net/allow-list.ts';
+import type { Egress } from '../../src/net/egress.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
@@ -54,7 +55,7 @@ export interface TestPosthorn {
 
 /** Pods on a database of this test file. Close them before the file ends. */
 export async function startPosthorn(
-  options: { pods?: number; publicUrl?: string; database?: TestDatabase; webhookAllow?: string } = {},
+  options: { pods?: number; publicUrl?: string; database?: TestDatabase; webhookAllow?: string; egress?: Egress } = {},
 ): Promise<TestPosthorn> {
   const database = options.database ?? (await createTestDatabase());
   const admin = database.as('posthorn_admin');
@@ -79,6 +80,7 @@ export async function startPosthorn(
         host: '127.0.0.1',
         port: 0,
         keyRing: ring,
+        egress: options.egress,
         webhookAllow: parseAllowList(options.webhookAllow ?? ''),
         log,
       }),

@@ -2,4 +2,4 @@
 import { serveStdio } from '../../src/mcp/stdio.ts';
 
 const [url = '', token = '', agentId] = process.argv.slice(2);
-await serveStdio({ url, token, agentId });
+await serveStdio({ url, token: async () => token, agentId });

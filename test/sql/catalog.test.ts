@@ -19,11 +19,14 @@ const OUR_SCHEMAS = [...CODE_SCHEMAS, 'posthorn', 'posthorn_secret'];
 
 /** Tables that belong to no owner. */
 const SHARED_TABLES = [
+  'attempts',
   'limits',
   'message_transitions',
+  'oauth_records',
   'proposal_transitions',
   'ring_keys',
   'server',
+  'server_secrets',
   'worker_heartbeats',
 ];
 
@@ -31,11 +34,13 @@ const SHARED_TABLES = [
 const OTHER_POLICIES = {
   'audit_entries insert_acts INSERT posthorn_admin': 'suspending leaves an entry like every act',
   'connections select_presented SELECT posthorn_prover': 'a credential shows its own connection: the root of trust',
+  'grant_tokens select_presented SELECT posthorn_prover': 'a code or token shows its own row: it proves its owner',
   'owner_keys select_admin SELECT posthorn_admin': 'rotation wraps the keys of every owner anew; they are wrapped here',
   'owner_keys update_admin UPDATE posthorn_admin': 'the same',
   'owners select_admin SELECT posthorn_admin': 'the person at the server suspends any owner',
   'owners select_any SELECT posthorn_prover': 'the person at the server may act as any owner',
   'owners update_admin UPDATE posthorn_admin': 'the person at the server suspends any owner',
+  'sign_in_links select_presented SELECT posthorn_prover': 'a one-time link shows its own row: it proves its owner',
   'webhooks select_any SELECT posthorn_prover': 'a job names an endpoint, which tells whose deliveries it is about',
 };
 
@@ -45,6 +50,8 @@ const WORKERS_SEE: Record<string, string> = {
   'proposals select_jobs SELECT': `state = 'pending'::text and expires_at <= (select posthorn_impl.clock as clock)`,
 };
 const OUTDATED: Record<string, string> = {
+  grant_tokens: 'expires_at <= (select posthorn_impl.clock as clock)',
+  sign_in_links: 'expires_at <= (select posthorn_impl.clock as clock)',
   deliveries: `true and created_at <= (select posthorn_impl.kept_since'delivery_days'::text as kept_since)`,
   events: `true and occurred_at <= (select posthorn_impl.kept_since'event_days'::text as kept_since)`,
   idempotency_keys: `true and created_at <= (select posthorn_impl.kept_since'receipt_days'::text as kept_since)`,
@@ -60,6 +67,11 @@ const HIDDEN_FROM_OPERATORS = [
   'agents.runtime_version',
   'bodies.ciphertext',
   'connections.credential_hash',
+  'sign_in_links.link_hash',
+  'grant_tokens.payload',
+  'grant_tokens.token_hash',
+  'oauth_records.payload',
+  'server_secrets.sealed',
   'connections.label',
   'groups.name',
   'groups.project_boundary',
@@ -84,7 +96,9 @@ const HIDDEN_FROM_OPERATORS = [
 const KEYS_WITHOUT_OWNER = {
   bodies_by_deadline: 'workers look among the mail of all owners for what is past its deadline',
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
+  links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
+  tokens_are_unique_everywhere: 'looked up before the owner is known; a token belongs to one owner only',
   webhook_ids_are_unique: 'a job names an endpoint and no owner',
 };
 
@@ -96,6 +110,7 @@ const FOREIGN_KEYS_THAT_RESTRICT = {
   messages_owner_id_conversation_id_fkey: 'a receipt outlives nothing that it names; it goes first',
   messages_owner_id_recipient_agent_id_fkey: 'a receipt outlives nothing that it names; it goes first',
   owner_keys_ring_key_id_fkey: 'a ring key in use cannot be forgotten',
+  server_secrets_ring_key_id_fkey: 'a ring key in use cannot be forgotten',
 };
 
 /** The answer of a query with one column. */
@@ -266,6 +281,7 @@ describe('ownership and rights', () => {
       'posthorn_api.beat_worker',
       'posthorn_api.claim_deliveries',
       'posthorn_api.delete_deleted_accounts',
+      'posthorn_api.delete_expired_credentials',
       'posthorn_api.delete_outdated',
       'posthorn_api.end_worker',
       'posthorn_api.expire_messages',
@@ -274,6 +290,7 @@ describe('ownership and rights', () => {
       'posthorn_api.record_attempts',
       'posthorn_api.ring_keys',
       'posthorn_impl.clock',
+      'posthorn_impl.delete_expired_records',
       'posthorn_impl.expire_owner_proposals',
       'posthorn_impl.expire_owners_messages',
       'posthorn_impl.kept_since',
@@ -309,6 +326,8 @@ describe('ownership and rights', () => {
       'posthorn.owner_keys.wrapped_key UPDATE',
       'posthorn.owners.suspended_at UPDATE',
       'posthorn.ring_keys DELETE',
+      'posthorn.server_secrets.ring_key_id UPDATE',
+      'posthorn.server_secrets.sealed UPDATE',
     ]);
     expect(
       await column(
@@ -528,6 +547,8 @@ describe('functions', () => {
       'posthorn_impl.owners_after',
       'posthorn_impl.owners_of_webhooks',
       'posthorn_impl.prove',
+      'posthorn_impl.prove_grant_token',
+      'posthorn_impl.prove_link',
       'posthorn_impl.proved_owners',
       'posthorn_impl.require_same_server',
       'posthorn_impl.sign_proof',

@@ -53,6 +53,10 @@ interface Side {
   held: string;
   /** One that bert and the outsider are in alone. */
   otherProposal: string;
+  /** An app that the owner consented to, its agent, and the hash of the code that it was given. */
+  grant: string;
+  app: string;
+  code: Buffer;
   /** Event streams, of anna and of bert. */
   stream: string;
   otherStream: string;
@@ -60,6 +64,15 @@ interface Side {
   webhook: string;
   delivery: string;
 }
+
+const APP = {
+  kind: 'oauth',
+  label: 'planted label',
+  clientId: 'app',
+  clientHost: 'app.example',
+  scopes: ['messaging'],
+};
+const TOKEN = { payload: Buffer.from('planted payload'), scopes: [], seconds: 600 };
 
 let ours: Side;
 let theirs: Side;
@@ -89,6 +102,21 @@ async function makeSide(): Promise<Side> {
     label: 'child',
     credentialHash: makeCredential('child').hash,
   });
+  const grant = await functions.createOauthGrant(app, {
+    credential: owner.session,
+    ...APP,
+    newAgentLabel: 'planted label',
+  });
+  const code = randomBytes(32);
+  await functions.addGrantToken(app, {
+    proof: owner.session,
+    connectionId: grant,
+    kind: 'code',
+    tokenHash: code,
+    ...TOKEN,
+  });
+  const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
+  await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
   const [stream, otherStream] = [makeId(), makeId()];
   for (const [streamId, { credential, id }] of [
@@ -117,6 +145,9 @@ async function makeSide(): Promise<Side> {
     proposal: proposalOf(held),
     held: held.messageIds![0]!,
     otherProposal: proposalOf(otherHeld),
+    grant,
+    app: client!.agentId,
+    code,
     stream,
     otherStream,
   };
@@ -160,6 +191,7 @@ const WORKERS_OWN = [
   'beat_worker',
   'claim_deliveries',
   'delete_deleted_accounts',
+  'delete_expired_credentials',
   'delete_outdated',
   'end_worker',
   'expire_messages',
@@ -177,7 +209,17 @@ async function tables(...schemas: string[]): Promise<string[]> {
 }
 
 async function tenantTables(): Promise<string[]> {
-  const shared = ['limits', 'message_transitions', 'proposal_transitions', 'ring_keys', 'server', 'worker_heartbeats'];
+  const shared = [
+    'attempts',
+    'limits',
+    'message_transitions',
+    'oauth_records',
+    'proposal_transitions',
+    'ring_keys',
+    'server',
+    'server_secrets',
+    'worker_heartbeats',
+  ];
   return (await tables('posthorn')).filter((name) => !shared.includes(name.replace('posthorn.', '')));
 }
 
@@ -481,11 +523,13 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       bodies: 'set expires_at = now()',
       connections: `set label = 'x'`,
       conversations: 'set posts = 1',
+      grant_tokens: 'set consumed_at = now()',
       deliveries: 'set attempts = 9',
       group_counters: `set post_times = '{}', post_counts = '{}'`,
       groups: 'set generation = 9',
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
+      oauth_grants: 'set agent_id = null',
       owners: 'set automatic_approval = false',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
@@ -717,6 +761,42 @@ describe("with another owner's ids", () => {
       foreign: () => theirs.device.id,
       call: (connectionId) =>
         functions.rotateConnection(app, { ...session(), connectionId, credentialHash: makeCredential('device').hash }),
+    },
+    {
+      name: 'create_oauth_grant p_agent_id',
+      foreign: () => theirs.app,
+      neighbours: () => ours.anna.id,
+      call: (agentId) => functions.createOauthGrant(app, { ...session(), ...APP, agentId }),
+    },
+    {
+      name: 'add_grant_token p_connection_id, with a session',
+      foreign: () => theirs.grant,
+      neighbours: () => ours.device.id,
+      call: (connectionId) =>
+        functions.addGrantToken(app, {
+          proof: ours.owner.session,
+          connectionId,
+          kind: 'code',
+          tokenHash: Buffer.alloc(32, 1),
+          ...TOKEN,
+        }),
+    },
+    {
+      name: 'add_grant_token p_connection_id, with a code',
+      foreign: () => theirs.grant,
+      call: (connectionId) =>
+        functions.addGrantToken(app, {
+          proof: ours.code,
+          connectionId,
+          kind: 'access',
+          tokenHash: Buffer.alloc(32, 1),
+          ...TOKEN,
+        }),
+    },
+    {
+      name: 'revoke_oauth_grant p_connection_id',
+      foreign: () => theirs.grant,
+      call: (connectionId) => functions.revokeOauthGrant(app, { proof: ours.code, connectionId }),
     },
     {
       name: 'revoke_connection p_connection_id',

@@ -1,0 +1,90 @@
+import { createHash, createHmac, timingSafeEqual } from 'node:crypto';
+import { isIP } from 'node:net';
+import ipaddr from 'ipaddr.js';
+import type { Context } from 'koa';
+import { hashCredential } from '../crypto/credentials.ts';
+import { PosthornError } from '../errors.ts';
+
+/** How long a browser keeps the cookie, in milliseconds; the database says how long it is worth something. */
+const COOKIE_MS = 400 * 86_400_000;
+
+/** What a browser presents: the session's credential, in a cookie that no script sees. */
+export interface Session {
+  /** SHA-256 of the cookie's value. */
+  credential: Buffer;
+  /** Goes into each form of a page, and comes back with it: no other site can know it. */
+  formToken: string;
+}
+
+/**
+ * The cookie of a session. Over TLS its name makes browsers refuse one that another host or a plain connection set;
+ * on plain HTTP the port is in it, since browsers share cookies between the ports of a host.
+ */
+export function sessionCookie(publicUrl: string): string {
+  const { protocol, port } = new URL(publicUrl);
+  return protocol === 'https:' ? '__Host-posthorn_session' : `posthorn_session_${port || '80'}`;
+}
+
+/** The session of a request, valid or not; null where there is none. */
+export function readSession(ctx: Context, publicUrl: string): Session | null {
+  const token = ctx.cookies.get(sessionCookie(publicUrl), { signed: false });
+  if (token === undefined || !/^phw_[\w-]{43}$/.test(token)) return null;
+  const formToken = createHmac('sha256', token).update('form').digest('base64url');
+  return { credential: hashCredential(token), formToken };
+}
+
+/** Gives the browser the cookie of a session, or takes it away. */
+export function writeSession(ctx: Context, publicUrl: string, token: string | null): void {
+  ctx.cookies.set(sessionCookie(publicUrl), token, {
+    signed: false,
+    httpOnly: true,
+    sameSite: 'lax',
+    secure: publicUrl.startsWith('https:'),
+    path: '/',
+    overwrite: true,
+    maxAge: token === null ? 0 : COOKIE_MS,
+  });
+}
+
+/**
+ * Refuses what a page of another site sent. Browsers say where a request comes from in one header or the other; what
+ * says nothing is no browser, and has no session.
+ *
+ * @throws PosthornError person_required
+ */
+export function requireOwnSite(ctx: Context, publicUrl: string): void {
+  const site = ctx.get('sec-fetch-site');
+  const origin = ctx.get('origin');
+  const isOwnOrigin =
+    origin === new URL(publicUrl).origin || (URL.canParse(origin) && new URL(origin).host === ctx.get('host'));
+  if (site === '' ? isOwnOrigin : site === 'same-origin' && (origin === '' || isOwnOrigin)) return;
+  throw new PosthornError('person_required', {}, 'This came from a page of another site.');
+}
+
+/** @throws PosthornError person_required if a form is none that this session was given */
+export function requireFormToken(session: Session, given: string | null): void {
+  const [own, other] = [session.formToken, given ?? ''].map((text) => createHash('sha256').update(text).digest());
+  if (!timingSafeEqual(own!, other!))
+    throw new PosthornError('person_required', {}, 'This form is out of date. Load the page again.');
+}
+
+/**
+ * In which of 65,536 buckets attempts of a client's address are counted. Of IPv6 the network counts, since one client
+ * has a whole one. Behind a proxy, which is one on a private address, the address is the one that the proxy names.
+ */
+export function addressBucket(ctx: Context): number {
+  const peer = ctx.req.socket.remoteAddress ?? '';
+  const named = ctx.get('x-forwarded-for').split(',').at(-1)!.trim();
+  const address = isIP(named) && isPrivate(peer) ? named : peer;
+  return createHash('sha256').update(networkOf(address)).digest().readUInt16BE();
+}
+
+function isPrivate(address: string): boolean {
+  return isIP(address) !== 0 && ipaddr.process(address).range() !== 'unicast';
+}
+
+function networkOf(address: string): string {
+  if (!isIP(address)) return address;
+  const parsed = ipaddr.process(address);
+  return parsed.kind() === 'ipv4' ? parsed.toString() : parsed.toByteArray().slice(0, 8).join('.');
+}
