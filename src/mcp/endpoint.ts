@@ -20,7 +20,7 @@ import { inSpan } from '../tracing.ts';
 import { askFor, INBOX_RESOURCES, INBOX_TEMPLATES, inboxesOf, readInboxResource } from './inbox-resource.ts';
 import { Subscription } from './subscription.ts';
 import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
-import { INSTRUCTIONS, operationOf, SERVER_INFO, TOOLS } from './tools.ts';
+import { INSTRUCTIONS, operationOf, SERVER_INFO, toolsFor } from './tools.ts';
 
 /** How long a client may keep the list of tools, in milliseconds. */
 const LIST_TTL_MS = 300_000;
@@ -33,10 +33,11 @@ interface EndpointOptions {
   hub: StreamHub;
 }
 
-/** Who makes one HTTP request; scopes are null while the owner is suspended, which each operation says itself. */
+/** Who makes one HTTP request; kind and scopes are null while the owner is suspended, which each operation says itself. */
 interface McpCaller {
   bearer: Bearer;
   requestId: string;
+  kind: string | null;
   scopes: string[] | null;
 }
 
@@ -113,22 +114,23 @@ async function identify({ pool }: Services, ctx: Context): Promise<McpCaller> {
   const { requestId } = ctx.state;
   try {
     const [connection] = await authenticate(pool, { credential: bearer.credential });
-    return { bearer, requestId, scopes: connection!.scopes };
+    return { bearer, requestId, kind: connection!.kind, scopes: connection!.scopes };
   } catch (error) {
-    if (toPosthornError(error).code === 'owner_suspended') return { bearer, requestId, scopes: null };
+    if (toPosthornError(error).code === 'owner_suspended') return { bearer, requestId, kind: null, scopes: null };
     throw namedForDevice(error, bearer);
   }
 }
 
 function createServer(services: Services, options: EndpointOptions, { authInfo, era }: McpRequestContext): Server {
   const caller = authInfo!.extra!.caller as McpCaller;
+  const tools = toolsFor(caller.kind);
   const server = new Server(SERVER_INFO, {
     // the older clients would subscribe by a call that needs a session
     capabilities: { tools: {}, resources: { subscribe: era === 'modern' } },
     instructions: INSTRUCTIONS,
     cacheHints: { 'tools/list': { ttlMs: LIST_TTL_MS, cacheScope: 'private' } },
   });
-  server.setRequestHandler('tools/list', () => ({ tools: TOOLS }));
+  server.setRequestHandler('tools/list', () => ({ tools }));
   server.setRequestHandler('resources/list', () => ({ resources: INBOX_RESOURCES }));
   server.setRequestHandler('resources/templates/list', () => ({ resourceTemplates: INBOX_TEMPLATES }));
   server.setRequestHandler('resources/read', async ({ params }) => {
@@ -141,7 +143,7 @@ function createServer(services: Services, options: EndpointOptions, { authInfo, 
     }
   });
   server.setRequestHandler('tools/call', async ({ params }, { mcpReq }) => {
-    const operation = operationOf(params.name);
+    const operation = tools.some(({ name }) => name === params.name) && operationOf(params.name);
     if (!operation) throw new ProtocolError(ProtocolErrorCode.InvalidParams, 'There is no such tool.');
     const host = databaseHost(services, options, caller, mcpReq.signal);
     return await callTool(host, operation, params.arguments ?? {});

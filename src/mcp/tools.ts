@@ -16,6 +16,27 @@ const operations = new Map(
 /** The list that every client of either era gets, in a fixed order, so that prompt caches hit. */
 export const TOOLS: Tool[] = [...operations.values()].map(toolOf);
 
+/** What a child connection may do: message as its one agent. */
+const OF_CHILDREN = [
+  'status',
+  'list_agents',
+  'send_message',
+  'receive_messages',
+  'acknowledge_messages',
+  'message_status',
+  'proposal_status',
+];
+const CHILD_TOOLS = TOOLS.filter(({ name }) => OF_CHILDREN.includes(name));
+
+/**
+ * The tools that a connection sees.
+ *
+ * @param kind of the connection; null while the owner is suspended, when every call says so
+ */
+export function toolsFor(kind: string | null): Tool[] {
+  return kind === 'child' ? CHILD_TOOLS : TOOLS;
+}
+
 /** The operation that a tool stands for; undefined if there is no such tool. */
 export function operationOf(tool: string): Operation | undefined {
   return operations.get(tool);

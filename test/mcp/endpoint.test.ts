@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import http from 'node:http';
 import { text } from 'node:stream/consumers';
 import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
+import { makeCredential } from '../../src/crypto/credentials.ts';
 import { revokeConnection } from '../../src/db/functions.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 
@@ -58,6 +59,24 @@ const rpc = (method: string, params?: object) => ({ jsonrpc: '2.0', id: 1, metho
 const tool = (name: string, input: object = {}) => rpc('tools/call', { name, arguments: input });
 const initialize = (protocolVersion: string) =>
   rpc('initialize', { protocolVersion, capabilities: {}, clientInfo: { name: 'test', version: '1' } });
+
+test('a child sees and calls only what messages as its agent', async () => {
+  const agent = await owner.agent('parent');
+  const child = makeCredential('child');
+  await posthorn.database.admin.query(
+    `insert into posthorn.connections (owner_id, kind, label, credential_hash, scopes, parent_connection_id, agent_id, created_at)
+     select owner_id, 'child', 'child', $1, '{messaging}', connection_id, $2, now() from posthorn.connections where connection_id = $3`,
+    [child.hash, agent.id, agent.connectionId],
+  );
+  const headers = { authorization: `Bearer ${child.token}` };
+  const listed = await call({ headers, body: rpc('tools/list') });
+  const names = listed.body.result.tools.map(({ name }: { name: string }) => name);
+  expect(names).toContain('send_message');
+  for (const hidden of ['register_agent', 'propose_collaboration', 'register_webhook', 'remove_webhook']) {
+    expect(names).not.toContain(hidden);
+    expect((await call({ headers, body: tool(hidden) })).body.error.message).toContain('no such tool');
+  }
+});
 
 /** A request of the 2026-07-28 revision. */
 function modern(method: string, params: Record<string, unknown> = {}): Pick<RawCall, 'headers' | 'body'> {
