@@ -110,22 +110,22 @@ begin
        and m.message_id >= v_lowest
        and m.created_at > v_oldest
   ), waited as (
-    select n, count(*)::int as messages, min(k.created_at) as oldest_at
+    select g.point, count(*)::int as messages, min(k.created_at) as oldest_at
       from kept k
-     cross join lateral generate_series(k.first_point, k.last_point) n
-     group by n
-  ), sent as (
-    select k.first_point as n, count(*)::int as messages
+     cross join lateral generate_series(k.first_point, k.last_point) g(point)
+     group by g.point
+  ), began as (
+    select k.first_point as point, count(*)::int as messages
       from kept k
      where k.created_at > v_start
      group by k.first_point
   )
-  select x.at, coalesce(s.messages, 0), coalesce(w.messages, 0), coalesce(extract(epoch from x.at - w.oldest_at)::int, 0)
-    from generate_series(0, v_hours) n
-   cross join lateral (select v_start + make_interval(hours => n) as at) x
-    left join waited w on w.n = n
-    left join sent s on s.n = n
-   order by n;
+  select x.moment, coalesce(b.messages, 0), coalesce(w.messages, 0), coalesce(extract(epoch from x.moment - w.oldest_at)::int, 0)
+    from generate_series(0, v_hours) g(point)
+   cross join lateral (select v_start + make_interval(hours => g.point) as moment) x
+    left join waited w on w.point = g.point
+    left join began b on b.point = g.point
+   order by g.point;
 end $$;
 comment on function posthorn_api.mail_history(bytea, int) is 'For each of the last hours, up to 168: how many messages were sent in the hour before, how many waited at its end for their owner or reader, and the age of the oldest of those in seconds.';
 

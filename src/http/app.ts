@@ -103,6 +103,8 @@ function securityHeaders(): Middleware {
         upgradeInsecureRequests: null,
       },
     },
+    // with no-referrer browsers send forms as from nowhere (Origin: null), which looks like those of other sites
+    referrerPolicy: { policy: 'same-origin' },
     // a self-hosted server may well be plain HTTP on a private network: who ends TLS sends HSTS
     strictTransportSecurity: false,
   }) as unknown as Middleware;

@@ -28,7 +28,7 @@ export async function activityPage(reader: Reader, before: string | undefined): 
 ${
   shown.length === 0
     ? html`<div class="empty"><p>There is nothing further back.</p></div>`
-    : html`<ul class="card flat list">${shown.map((each) => entry(each, names, now))}</ul>`
+    : html`<ul class="card flat list dense">${shown.map((each) => entry(each, names, now))}</ul>`
 }
 <p class="row apart">${before === undefined ? html`<span></span>` : html`<a href="/owner/activity">The latest</a>`}${
     acts.length > PAGE_SIZE && html`<a href="/owner/activity?before=${shown.at(-1)!.entryId}">Older</a>`
@@ -102,6 +102,7 @@ function entry(
   const actor = agentId ?? connectionId;
   const by = actor === null ? 'at the server' : `by ${names.get(actor) ?? 'a connection that is gone'}`;
   const subject = names.get(subjectId);
-  return html`<li id="act-${entryId}" class="row apart"><div class="entry"><p>${ACTS[act] ?? act}${subject !== undefined && html`: <strong>${subject}</strong>`}</p>
-<p class="quiet">${by}</p></div><span class="quiet">${when(occurredAt, now)}</span></li>`;
+  return html`<li id="act-${entryId}" class="row apart"><p>${ACTS[act] ?? act}${
+    subject !== undefined && html`: <strong>${subject}</strong>`
+  } <span class="quiet">${by}</span></p><span class="quiet">${when(occurredAt, now)}</span></li>`;
 }

@@ -98,7 +98,7 @@ function membersOf(group: GroupView, names: Map<string, string>): string {
 function groupCard(group: GroupView, names: Map<string, string>, formToken: string, now: Date): Html {
   const { id, name, purpose, projectBoundary, expiresAt } = group;
   return html`<article class="card" id="group-${id}" aria-labelledby="group-${id}-title">
-<div class="row apart"><h3 id="group-${id}-title">${name}</h3><span class="mark good">Ends ${when(expiresAt, now)}</span></div>
+<div class="row apart"><h3 id="group-${id}-title">${name}</h3><span class="mark good">Active · ends ${when(expiresAt, now)}</span></div>
 <p>${membersOf(group, names)}</p>
 <p class="purpose">${purpose}</p>
 ${projectBoundary && html`<p class="quiet">Within: ${projectBoundary}</p>`}
@@ -137,7 +137,7 @@ ${
 
 function newGroup(agents: AgentView[], formToken: string): Html {
   if (agents.length < 2) return html`<p class="quiet">A collaboration takes two agents: connect another one.</p>`;
-  return html`<details id="new-group"><summary>Make a collaboration</summary>
+  return html`<details class="opener" id="new-group"><summary>Make a collaboration</summary>
 <form class="stack" method="post" action="/owner/groups">
 ${hiddenToken(formToken)}
 <label class="field">Name <input type="text" name="name" maxlength="80" required></label>

@@ -15,7 +15,7 @@ export function barChart(chart: {
   const { title, values, inWords, from, to } = chart;
   const most = Math.max(...values);
   const step = WIDTH / values.length;
-  const heightOf = (value: number) => (most === 0 ? 0 : Math.max(2, Math.round((value / most) * (HEIGHT - 2))));
+  const heightOf = (value: number) => (value === 0 ? 0 : Math.max(2, Math.round((value / most) * (HEIGHT - 2))));
   return html`<figure class="card chart">
 <figcaption class="quiet">${title}</figcaption>
 <p class="figure">${inWords(values.at(-1) ?? 0)}</p>

@@ -74,7 +74,9 @@ function lastSeen(key: string, { agents, connections }: Connected): Date | undef
   const used = connections.filter(
     ({ kind, label }) => (isScript ? kind === 'service' : kind === 'oauth') && isIt(label),
   );
-  const registered = agents.filter(({ runtime }) => !isScript && isIt(runtime));
+  const registered = agents.filter(
+    ({ runtime, originKind }) => (!isScript || originKind === 'service') && isIt(runtime),
+  );
   const moments = [...used.map(({ lastUsedAt }) => lastUsedAt), ...registered.map(({ createdAt }) => createdAt)];
   return moments.filter((moment) => moment !== null).toSorted((one, other) => other.getTime() - one.getTime())[0];
 }

@@ -100,7 +100,7 @@ ${kind === 'service' && act(`/owner/connections/${id}/rotate`, formToken, 'New t
 }
 
 function newToken(formToken: string): Html {
-  return html`<details id="new-token"><summary>Make a token</summary>
+  return html`<details class="opener" id="new-token"><summary>Make a token</summary>
 <form class="stack" method="post" action="/owner/connections">
 ${hiddenToken(formToken)}
 <label class="field">What it is for <input type="text" name="label" maxlength="64" required></label>

@@ -10,11 +10,11 @@ export function durationInWords(hours: number): string {
 
 /** About how long, in the largest unit that says it: "3 hours". */
 export function spanInWords(milliseconds: number): string {
-  const minutes = Math.floor(Math.abs(milliseconds) / 60_000);
+  const minutes = Math.round(Math.abs(milliseconds) / 60_000);
   if (minutes < 1) return 'less than a minute';
   if (minutes < 60) return count(minutes, 'minute');
-  const hours = Math.floor(minutes / 60);
-  return hours < 48 ? count(hours, 'hour') : count(Math.floor(hours / 24), 'day');
+  const hours = Math.round(minutes / 60);
+  return hours < 48 ? count(hours, 'hour') : count(Math.round(hours / 24), 'day');
 }
 
 /** "1 message", "2 messages". */
