@@ -12,6 +12,7 @@ const checks: Record<string, string[]> = {
   'format and lint (biome)': ['biome', 'check', '--error-on-warnings'],
   'generated files (npm run db:types)': ['node', 'scripts/types.ts', '--check'],
   'settings page (npm run fix)': ['node', 'scripts/settings.ts', '--check'],
+  'metrics page (npm run fix)': ['node', 'scripts/metrics-page.ts', '--check'],
   'migrations (squawk)': ['squawk', ...migrations.map((name) => join('sql', 'migrations', name))],
 };
 

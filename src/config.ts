@@ -13,6 +13,11 @@ const httpUrl = z
   .url({ protocol: /^https?$/, error: 'must look like https://posthorn.example' })
   .transform((url) => url.replace(/\/+$/, ''));
 const text = z.string().min(1);
+const port = z.coerce
+  .number({ error: 'must be a port from 0 to 65535' })
+  .int('must be a port from 0 to 65535')
+  .min(0, 'must be a port from 0 to 65535')
+  .max(65_535, 'must be a port from 0 to 65535');
 const allowList = z.string().transform((value, context) => {
   try {
     return parseAllowList(value);
@@ -59,14 +64,15 @@ export const SETTINGS = {
   },
   POSTHORN_PORT: {
     of: 'server',
-    schema: z.coerce
-      .number({ error: 'must be a port from 0 to 65535' })
-      .int('must be a port from 0 to 65535')
-      .min(0, 'must be a port from 0 to 65535')
-      .max(65_535, 'must be a port from 0 to 65535')
-      .default(7070),
+    schema: port.default(7070),
     standard: '`7070`',
     about: 'The port to listen on; 0 takes a free one.',
+  },
+  POSTHORN_METRICS_PORT: {
+    of: 'server',
+    schema: port.optional(),
+    standard: 'not served',
+    about: 'The port for Prometheus: `GET /metrics`, at `POSTHORN_HOST`, of `serve`, `worker` and `start`.',
   },
   POSTHORN_DATA_DIR: {
     of: 'server',
@@ -124,6 +130,7 @@ export interface Config {
   publicUrl: string | undefined;
   host: string;
   port: number;
+  metricsPort: number | undefined;
   dataDirectory: string;
   keyRing: string | undefined;
   webhookAllow: AllowList;
@@ -155,6 +162,7 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     publicUrl: read('POSTHORN_PUBLIC_URL'),
     host: read('POSTHORN_HOST'),
     port: read('POSTHORN_PORT'),
+    metricsPort: read('POSTHORN_METRICS_PORT'),
     dataDirectory: read('POSTHORN_DATA_DIR'),
     keyRing: read('POSTHORN_KEYRING'),
     webhookAllow: read('POSTHORN_WEBHOOK_ALLOW'),

@@ -74,7 +74,6 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
       port,
       keyRing: ring,
       readKeyRing: () => readKeyRing(config),
-      allow: config.webhookAllow,
       log,
     });
     closers.push(pod.close);

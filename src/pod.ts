@@ -17,7 +17,7 @@ import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
 import { createApp } from './http/app.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
-import type { AllowList } from './net/allow-list.ts';
+import { metrics, showPool } from './metrics.ts';
 import { createEgress, type Egress } from './net/egress.ts';
 import { createOAuth } from './oauth/endpoint.ts';
 import type { Services } from './operations/operation.ts';
@@ -53,8 +53,6 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
-  /** Where requests of ours may go besides the open internet. */
-  allow?: AllowList;
   /** For tests: what opens outbound connections. */
   egress?: Egress;
   log: Logger;
@@ -65,6 +63,8 @@ export async function startPod(options: {
   if (!role) log.warn('The pooler passes no role on, so this pod runs as its login. Log in as posthorn_app instead.');
   const pool = createPool({ url: options.databaseUrl, role, max: POOL_SIZE });
   const lanePool = createPool({ url: options.databaseUrl, role, max: LANE_POOL_SIZE });
+  showPool('requests', pool);
+  showPool('lanes', lanePool);
   const endPools = () => Promise.all([pool.end(), lanePool.end()]);
   const recognise = async () => {
     if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
@@ -79,6 +79,8 @@ export async function startPod(options: {
   const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
   const listener = createListener(options.listenUrl, (isListening) => {
     log.info({ isListening }, 'listener');
+    metrics.listening.set(isListening ? 1 : 0);
+    if (isListening) metrics.listenerConnects.inc();
     // behind a connection that was lost there may be another database now
     if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
   });
@@ -101,7 +103,8 @@ export async function startPod(options: {
   const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
   const web = createWeb(services, log);
-  const egress = options.egress ?? createEgress({ allow: options.allow ?? { names: [], networks: [] } });
+  // what webhooks may reach besides is not for whoever names a client document: that is anybody
+  const egress = options.egress ?? createEgress({ allow: { names: [], networks: [] } });
   const oauth = createOAuth({
     services,
     openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,

@@ -15,6 +15,7 @@ import type { Logger } from 'pino';
 import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
+import { metrics, showPool } from './metrics.ts';
 import { packageRoot } from './package-root.ts';
 
 /** Jobs that run at once in one worker. */
@@ -48,7 +49,9 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
   const { log } = options;
   const [taskList, crontab] = await Promise.all([loadTasks(), readFile(join(packageRoot, 'jobs', 'crontab'), 'utf8')]);
   const pool = createPool({ url: options.databaseUrl, role: 'posthorn_jobs', max: POOL_SIZE });
+  showPool('worker', pool);
   const events: WorkerEvents = new EventEmitter();
+  countJobs(events);
   let workerId: string | undefined;
   // by this the jobs are locked; a new one with each run
   events.on('pool:create', ({ workerPool }) => {
@@ -117,6 +120,18 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
       await pool.end();
     },
   };
+}
+
+function countJobs(events: WorkerEvents): void {
+  const timers = new Map<string, () => void>();
+  events.on('job:start', ({ job }) => {
+    timers.set(job.id, metrics.jobSeconds.startTimer({ task: job.task_identifier }));
+  });
+  events.on('job:complete', ({ job, error }) => {
+    timers.get(job.id)?.();
+    timers.delete(job.id);
+    metrics.jobs.inc({ task: job.task_identifier, outcome: error ? 'failed' : 'completed' });
+  });
 }
 
 /** Each file `noun__verb.ts` exports its task as default. */

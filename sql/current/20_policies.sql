@@ -96,3 +96,7 @@ drop policy if exists update_admin on posthorn.owners;
 create policy select_admin on posthorn.owners for select to posthorn_admin using (true);
 create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
 grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
+grant insert (owner_id, act, subject_id, occurred_at) on posthorn.audit_entries to posthorn_admin;
+grant execute on function posthorn.make_id() to posthorn_admin;
+drop policy if exists insert_acts on posthorn.audit_entries;
+create policy insert_acts on posthorn.audit_entries for insert to posthorn_admin with check (act in ('owner.suspend', 'owner.resume'));

@@ -292,7 +292,8 @@ begin
   if v_connection.connection_id is null
      or v_connection.revoked_at is not null
      or v_connection.expires_at <= v_now
-     or not p_scopes <@ v_connection.scopes then
+     or not p_scopes <@ v_connection.scopes
+     or not exists (select from posthorn.oauth_grants g where g.owner_id = v_owner_id and g.connection_id = p_connection_id) then
     perform posthorn_impl.refuse('unauthorized');
   end if;
   insert into posthorn.grant_tokens (owner_id, token_hash, connection_id, kind, connection_kind, scopes, agent_id, payload, created_at, expires_at)

@@ -9,11 +9,18 @@ volatile
 security invoker
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_owner_id int;
 begin
-  update posthorn.owners o set suspended_at = coalesce(o.suspended_at, posthorn_impl.clock()) where o.id = p_owner_id and o.deleted_at is null;
+  update posthorn.owners o
+     set suspended_at = coalesce(o.suspended_at, posthorn_impl.clock())
+   where o.id = p_owner_id
+     and o.deleted_at is null
+  returning o.owner_id into v_owner_id;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
+  insert into posthorn.audit_entries (owner_id, act, subject_id, occurred_at) values (v_owner_id, 'owner.suspend', p_owner_id, posthorn_impl.clock());
 end $$;
 comment on function ops.suspend_owner(uuid) is 'Every call of the owner''s connections is refused with owner_suspended from now on; nothing is lost.';
 
@@ -25,11 +32,14 @@ volatile
 security invoker
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_owner_id int;
 begin
-  update posthorn.owners o set suspended_at = null where o.id = p_owner_id and o.deleted_at is null;
+  update posthorn.owners o set suspended_at = null where o.id = p_owner_id and o.deleted_at is null returning o.owner_id into v_owner_id;
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
+  insert into posthorn.audit_entries (owner_id, act, subject_id, occurred_at) values (v_owner_id, 'owner.resume', p_owner_id, posthorn_impl.clock());
 end $$;
 comment on function ops.resume_owner(uuid) is 'Lifts a suspension.';
 

@@ -61,7 +61,7 @@ export function describeFailure(thrown: unknown): Failure {
   if (known) return failure(known.exitCode, known.code, error.message);
   const { code, syscall, address, port } = error as NodeJS.ErrnoException & { address?: string; port?: number };
   if (code === 'EADDRINUSE') {
-    const other = 'Set POSTHORN_PORT to a free one (0 takes any).';
+    const other = 'Set POSTHORN_PORT or POSTHORN_METRICS_PORT to a free one (0 takes any).';
     return failure(EXIT.refused, 'port_in_use', `Port ${port} on ${address} is taken by another program. ${other}`);
   }
   if (syscall === 'connect') return failure(EXIT.unreachable, 'unreachable', `No answer: ${error.message}.`);

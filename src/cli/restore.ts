@@ -10,7 +10,7 @@ import { fenceIfRestored } from '../db/restored-server.ts';
 import { readServerFile } from '../server-file.ts';
 import { ask, canAsk } from './confirm.ts';
 import { reaching } from './database.ts';
-import { CommandError, unreachable } from './failure.ts';
+import { CommandError, unreachable, usage } from './failure.ts';
 import { addCommand, answer, type Output, posthorn, remark } from './output.ts';
 
 export function addRestore(program: Command): void {
@@ -18,15 +18,16 @@ export function addRestore(program: Command): void {
     program,
     'restore',
     'After you put back an older state of the database: fence all mail in it, since some was fenced since.',
-  ).action(run);
+  )
+    .option('--confirm <word>', 'fence, for want of a person who could be asked')
+    .action(run);
 }
 
-async function run(output: Output): Promise<void> {
-  if (canAsk()) {
-    remark('All mail that waits in the database, held mail too, becomes unreadable for good; its senders are told.');
-    const typed = await ask('Type fence to go on: ');
-    if (typed !== 'fence') throw new CommandError('not_confirmed', 'Nothing was changed.');
-  }
+async function run(options: Output & { confirm?: string }): Promise<void> {
+  remark('All mail that waits in the database, held mail too, becomes unreadable for good; its senders are told.');
+  if (options.confirm === undefined && !canAsk()) throw usage('Confirm with: --confirm fence');
+  const typed = options.confirm ?? (await ask('Type fence to go on: '));
+  if (typed !== 'fence') throw new CommandError('not_confirmed', 'Nothing was changed.');
   await onDatabase(async (url) => {
     await asAdmin(url, (db) => declareRestored(db));
     const pool = createPool({ url, role: 'posthorn_admin', max: 1 });
@@ -36,7 +37,7 @@ async function run(output: Output): Promise<void> {
       await pool.end();
     }
   });
-  answer(output, { fenced: true }, 'Every body in the database is fenced. The server may serve now.');
+  answer(options, { fenced: true }, 'Every body in the database is fenced. The server may serve now.');
 }
 
 /** On a running server's database, else POSTHORN_DATABASE_URL, else the embedded one, started for the time. */

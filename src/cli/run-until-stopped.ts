@@ -1,6 +1,8 @@
 import { setTimeout as wait } from 'node:timers/promises';
 import type { Logger } from 'pino';
-import { unknownSettings } from '../config.ts';
+import { readConfig, unknownSettings } from '../config.ts';
+import { startMetricsServer } from '../metrics-server.ts';
+import { startTracing } from '../tracing.ts';
 
 /** How long a start that is no longer wanted may take to end by itself, in milliseconds. */
 const UNWANTED_START_MS = 15_000;
@@ -34,11 +36,25 @@ export async function runUntilStopped<Server extends Running>(
   });
 
   for (const name of unknownSettings(process.env)) log.warn(`${name} is no setting of Posthorn`);
+  const stopWatching = await startWatching(log);
   try {
     await runUntil(stopped, start, onReady);
   } finally {
+    await stopWatching();
     setTimeout(() => process.exit(), LINGER_MS).unref();
   }
+}
+
+/** Lets operators look into this process: metrics and traces, each if it is configured. */
+async function startWatching(log: Logger): Promise<() => Promise<void>> {
+  const { host, metricsPort } = readConfig(process.env);
+  const metricsServer = metricsPort === undefined ? undefined : await startMetricsServer({ host, port: metricsPort });
+  if (metricsServer) log.info({ port: metricsServer.port }, 'metrics are served');
+  const stopTracing = await startTracing(process.env);
+  return async () => {
+    await metricsServer?.close();
+    await stopTracing().catch((err) => log.warn({ err }, 'the last traces could not be sent'));
+  };
 }
 
 async function runUntil<Server extends Running>(

@@ -34,7 +34,7 @@ async function serve(output: Output): Promise<void> {
         port,
         keyRing,
         readKeyRing: read,
-        allow: config.webhookAllow,
+
         log,
       };
       return await reaching(databaseUrl, () => startPod(options));

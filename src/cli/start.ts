@@ -57,7 +57,8 @@ Sign in, within 15 minutes, once (or make another link: ${posthorn} owner link):
 
 Next, in another terminal${process.env.POSTHORN_DATA_DIR ? `, after\n  export POSTHORN_DATA_DIR='${process.env.POSTHORN_DATA_DIR}'` : ''}
 
-  1. Make a token for each agent:
+  1. Connect an agent: paste ${mcpUrl} into its client.
+     Or make a token for it:
      ${posthorn} token create --label alpha --scope messaging
 
   2. Let the agent register with it, which gives it an id. By MCP, or here:

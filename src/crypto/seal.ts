@@ -1,12 +1,5 @@
-import {
-  createCipheriv,
-  createDecipheriv,
-  createHmac,
-  createSecretKey,
-  hkdfSync,
-  type KeyObject,
-  randomFillSync,
-} from 'node:crypto';
+import { createCipheriv, createDecipheriv, createHmac, createSecretKey, hkdfSync, type KeyObject } from 'node:crypto';
+import { takeRandomBytes } from './random.ts';
 
 /**
  * An owner's keys in use, derived from the one data key that the ring wraps. As key objects, since Node takes 8 µs a
@@ -49,7 +42,7 @@ export function seal(keys: OwnerKeys, binding: SealBinding, text: string): Buffe
   const sealed = Buffer.allocUnsafe(HEADER_BYTES + plaintext.length);
   sealed[0] = FORMAT;
   const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
-  randomFillSync(nonce);
+  takeRandomBytes(NONCE_BYTES).copy(nonce);
   const cipher = createCipheriv('aes-256-gcm', keys.body, nonce).setAAD(additionalData(binding));
   cipher.update(plaintext).copy(sealed, HEADER_BYTES);
   cipher.final();

@@ -1,4 +1,6 @@
 import { PosthornError } from '../errors.ts';
+import { metrics } from '../metrics.ts';
+import { type Context, context, inSpan } from '../tracing.ts';
 import { isConnectionError } from './pool.ts';
 
 /** deadlock_detected, serialization_failure, lock_not_available: the batch did nothing and may simply run again. */
@@ -10,6 +12,8 @@ const isTimeout = (error: unknown) => (error as { code?: string }).code === '570
 
 interface Waiting<Item, Answer> {
   item: Item;
+  /** The trace that the item is part of. */
+  trace: Context;
   resolve: (answer: Answer) => void;
   reject: (error: unknown) => void;
 }
@@ -29,10 +33,12 @@ export interface GroupCommit<Item, Answer> {
  * fsync, so that one commit per call would cap the database at 1/fsync: batches measured 3.6 to 5.6 times the
  * throughput of single calls at 16 to 256 callers, with lower latency.
  *
+ * @param options.lane what metrics and traces call it; without a name it is in neither
  * @param options.run answers each item of a batch, in order
  * @param options.queueLimit how many may wait before the next is refused with 503
  */
 export function createGroupCommit<Item, Answer>(options: {
+  lane?: string;
   batchSize: number;
   queueLimit: number;
   /** How much may wait, by `weigh`; without it only their number counts. */
@@ -41,7 +47,7 @@ export function createGroupCommit<Item, Answer>(options: {
   run: (items: Item[]) => Promise<Answer[]>;
 }): GroupCommit<Item, Answer> {
   const queue: Waiting<Item, Answer>[] = [];
-  const { weigh = () => 0, weightLimit = Number.POSITIVE_INFINITY } = options;
+  const { lane, weigh = () => 0, weightLimit = Number.POSITIVE_INFINITY } = options;
   let waitingWeight = 0;
   let isRunning = false;
   let idlers: (() => void)[] = [];
@@ -55,6 +61,7 @@ export function createGroupCommit<Item, Answer>(options: {
   async function runAll(): Promise<void> {
     while (queue.length > 0) {
       const batch = queue.splice(0, options.batchSize);
+      if (lane) metrics.laneWaiting.dec({ lane }, batch.length);
       for (const { item } of batch) waitingWeight -= weigh(item);
       await runBatch(batch);
     }
@@ -65,7 +72,7 @@ export function createGroupCommit<Item, Answer>(options: {
 
   async function runBatch(batch: Waiting<Item, Answer>[]): Promise<void> {
     try {
-      const answers = await runWithRetry(batch.map(({ item }) => item));
+      const answers = await runMeasured(batch);
       for (const [index, { resolve }] of batch.entries()) resolve(answers[index]!);
     } catch (error) {
       // One item that the database chokes on must not fail its neighbours.
@@ -73,6 +80,16 @@ export function createGroupCommit<Item, Answer>(options: {
         for (const { reject } of batch) reject(error);
       else for (const waiting of batch) await runBatch([waiting]);
     }
+  }
+
+  /** A batch belongs to the trace of its first item; those of the others are linked. */
+  async function runMeasured(batch: Waiting<Item, Answer>[]): Promise<Answer[]> {
+    const items = batch.map(({ item }) => item);
+    if (!lane) return await runWithRetry(items);
+    const [parent, ...others] = batch.map(({ trace }) => trace);
+    metrics.laneBatchSize.observe({ lane }, items.length);
+    const stop = metrics.laneBatchSeconds.startTimer({ lane });
+    return await inSpan(`batch of ${lane}`, { parent, others }, () => runWithRetry(items)).finally(stop);
   }
 
   async function runWithRetry(items: Item[]): Promise<Answer[]> {
@@ -91,7 +108,8 @@ export function createGroupCommit<Item, Answer>(options: {
       if (isFull) return Promise.reject(new PosthornError('unavailable', { retry_after: 1 }));
       waitingWeight += weigh(item);
       return new Promise((resolve, reject) => {
-        queue.push({ item, resolve, reject });
+        queue.push({ item, trace: context.active(), resolve, reject });
+        if (lane) metrics.laneWaiting.inc({ lane });
         startSoon();
       });
     },

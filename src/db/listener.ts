@@ -1,5 +1,6 @@
 import { setTimeout as wait } from 'node:timers/promises';
 import pg from 'pg';
+import { metrics } from '../metrics.ts';
 
 const CHANNEL = 'posthorn';
 const HEARTBEAT_MS = 5_000;
@@ -43,6 +44,7 @@ export function createListener(url: string, onChange: (isListening: boolean) => 
   }
 
   function onNotification(payload: string | undefined): void {
+    metrics.wakes.inc();
     if (!payload || payload === '*') wakeAll();
     else for (const wakeNumber of payload.split(',')) wake(Number(wakeNumber));
   }

@@ -1,4 +1,5 @@
 import pg from 'pg';
+import { inSpan, SpanKind } from '../tracing.ts';
 
 /** What a generated function needs of a connection: a pool, a pooled client or a client. */
 export interface Queryable {
@@ -46,8 +47,15 @@ export function createPool(options: { url: string; role?: string; max: number; q
   // The driver's own pool.query throws a connection away after every SQL error, so that refusals, which
   // are ordinary here, would cost a new connection each.
   pool.query = ((text: string, values?: unknown[]) =>
-    withClient(pool, (client) => client.query(text, values))) as typeof pool.query;
+    inCallSpan(text, () => withClient(pool, (client) => client.query(text, values)))) as typeof pool.query;
   return pool;
+}
+
+/** A call of one of our functions is a span of the function's name; what else is asked is none. */
+function inCallSpan<T>(text: string, work: () => Promise<T>): Promise<T> {
+  const name = / from ((?:posthorn_api|ops)\.[a-z_]+)\(/.exec(text)?.[1];
+  const attributes = { 'db.system.name': 'postgresql' };
+  return name === undefined ? work() : inSpan(name, { kind: SpanKind.CLIENT, attributes }, work);
 }
 
 /**

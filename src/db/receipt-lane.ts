@@ -30,6 +30,7 @@ export interface ReceiptLane {
 /** Deliveries and acknowledgements tell senders, so they notify, so they commit in groups like sends. */
 export function createReceiptLane(db: Queryable): ReceiptLane {
   const lane = createGroupCommit({
+    lane: 'receipts',
     batchSize: BATCH_SIZE,
     queueLimit: QUEUE_LIMIT,
     run: (moves: ReceiptMove[]) => runMoves(db, moves),

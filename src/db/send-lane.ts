@@ -1,7 +1,8 @@
 import { makeId } from '../crypto/ids.ts';
 import type { OwnerKeysOf } from '../crypto/owner-keys.ts';
 import { fingerprint, seal } from '../crypto/seal.ts';
-import { PosthornError } from '../errors.ts';
+import { PosthornError, toPosthornError } from '../errors.ts';
+import { metrics } from '../metrics.ts';
 import { type PlanSendsRow, planSends, type SendMessagesRow, sendMessages } from './functions.ts';
 import { createGroupCommit } from './group-commit.ts';
 import type { Queryable } from './pool.ts';
@@ -81,12 +82,14 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
   const senders = createMemory<Sender>(REMEMBERED);
   const generations = createMemory<number>(REMEMBERED);
   const planLane = createGroupCommit({
+    lane: 'plans',
     batchSize: BATCH_SIZE,
     queueLimit: QUEUE_LIMIT,
     run: (sends: Send[]) => runPlans(db, sends),
   });
   const lanes = Array.from({ length: LANES }, () =>
     createGroupCommit({
+      lane: 'sends',
       batchSize: BATCH_SIZE,
       queueLimit: QUEUE_LIMIT,
       weightLimit: QUEUED_BYTES,
@@ -118,20 +121,34 @@ export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLan
     return { ...sender, groupId, generation, isPost: false, isHeld: false, recipientAgentIds: [recipientAgentId] };
   }
 
+  async function sendByPlan(send: Send): Promise<SendOutcome> {
+    for (let attempt = 1; attempt <= PLAN_ATTEMPTS; attempt++) {
+      // one that went stale is asked for, whatever others have taught meanwhile
+      const plan = (attempt === 1 && recallPlan(send)) || (await askForPlan(send));
+      const sealed = sealSend(send, plan, await ownerKeysOf(plan.ownerId, send.credential));
+      const row = await lanes[laneOf(plan.groupId)]!.submit(sealed);
+      if (row.outcome !== 'stale_plan') {
+        const recipientAgentIds = sealed.copies.map(({ recipientAgentId }) => recipientAgentId);
+        return { ...row, senderAgentId: plan.agentId, recipientAgentIds };
+      }
+      plans.delete(planKey(send));
+    }
+    throw new PosthornError('unavailable', { retry_after: 1 });
+  }
+
   return {
     async send(send) {
-      for (let attempt = 1; attempt <= PLAN_ATTEMPTS; attempt++) {
-        // one that went stale is asked for, whatever others have taught meanwhile
-        const plan = (attempt === 1 && recallPlan(send)) || (await askForPlan(send));
-        const sealed = sealSend(send, plan, await ownerKeysOf(plan.ownerId, send.credential));
-        const row = await lanes[laneOf(plan.groupId)]!.submit(sealed);
-        if (row.outcome !== 'stale_plan') {
-          const recipientAgentIds = sealed.copies.map(({ recipientAgentId }) => recipientAgentId);
-          return { ...row, senderAgentId: plan.agentId, recipientAgentIds };
-        }
-        plans.delete(planKey(send));
+      const stop = metrics.sendSeconds.startTimer();
+      try {
+        const answer = await sendByPlan(send);
+        metrics.sends.inc({ outcome: answer.outcome });
+        return answer;
+      } catch (error) {
+        metrics.sends.inc({ outcome: toPosthornError(error).code });
+        throw error;
+      } finally {
+        stop();
       }
-      throw new PosthornError('unavailable', { retry_after: 1 });
     },
     depth: () => lanes.reduce((sum, lane) => sum + lane.depth(), planLane.depth()),
     async idle() {

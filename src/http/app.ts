@@ -8,6 +8,7 @@ import { BASE_PATH } from '../operations/http-request.ts';
 import { OPERATIONS } from '../operations/index.ts';
 import type { Services } from '../operations/operation.ts';
 import { challenge } from '../request/bearer.ts';
+import { inSpan, ROOT_CONTEXT, SpanKind, SpanStatusCode } from '../tracing.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
 import { openApiDocument } from './openapi.ts';
 import { operationRoute, presentedBearer } from './operation-route.ts';
@@ -34,6 +35,7 @@ export function createApp(options: AppOptions): Koa {
   const app = new Koa();
   app.silent = true; // refusals are not failures of the program; logRequests says what happened
   app.use(nameRequest);
+  app.use(traceRequest);
   app.use(logRequests(options.log));
   app.use(renderErrors(options));
   app.use(securityHeaders());
@@ -50,6 +52,23 @@ async function nameRequest(ctx: Context, next: Next): Promise<void> {
   ctx.state.requestId = randomUUID();
   ctx.set('X-Request-Id', ctx.state.requestId);
   await next();
+}
+
+/** A stream's span ends when the stream begins. */
+async function traceRequest(ctx: Context, next: Next): Promise<void> {
+  await inSpan(ctx.method, { kind: SpanKind.SERVER, parent: ROOT_CONTEXT }, async (span) => {
+    await next();
+    const route = ctx.routerPath ?? 'unknown path';
+    span.updateName(`${ctx.method} ${route}`);
+    span.setAttributes({
+      'http.request.method': ctx.method,
+      'http.route': route,
+      'http.response.status_code': ctx.status,
+      'posthorn.request_id': ctx.state.requestId,
+      'error.type': ctx.state.errorCode,
+    });
+    if (ctx.status >= 500) span.setStatus({ code: SpanStatusCode.ERROR });
+  });
 }
 
 /** One line a request: the route's pattern, not the path, and nothing that a caller wrote. */

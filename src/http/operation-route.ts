@@ -6,6 +6,7 @@ import type { OwnerOperation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
+import { inSpan } from '../tracing.ts';
 
 /** What a request presents, hashed, and how a refusal reads to whoever presented it. @throws PosthornError */
 export type Presented = (ctx: Context) => { credential: Buffer; explain: (thrown: unknown) => unknown };
@@ -49,7 +50,7 @@ export function operationRoute(
     };
     try {
       const input = await readInput(ctx, credential);
-      const output = await operation.run(services, caller, input);
+      const output = await inSpan(operation.name, {}, () => operation.run(services, caller, input));
       services.credentialUse.note(credential);
       ctx.status = operation.status?.(output) ?? 200;
       ctx.body = output;

@@ -14,6 +14,7 @@ import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
+import { inSpan } from '../tracing.ts';
 import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
 import { INSTRUCTIONS, operationOf, SERVER_INFO, TOOLS } from './tools.ts';
 
@@ -115,7 +116,8 @@ function databaseHost(
     let error: ErrorBody | undefined;
     try {
       if (caller.scopes?.includes(operation.scope) === false) throw new PosthornError('scope_required');
-      const output = await operation.run(services, { credential, signal }, parseInput(operation, input));
+      const parsed = parseInput(operation, input);
+      const output = await inSpan(operation.name, {}, () => operation.run(services, { credential, signal }, parsed));
       services.credentialUse.note(credential);
       return { output };
     } catch (thrown) {

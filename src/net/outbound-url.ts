@@ -48,7 +48,7 @@ export function readDestination(text: string, allow: AllowList): Destination | s
   const isTls = url.protocol === 'https:';
   const host = url.hostname.replace(/^\[|\]$/g, '');
   const isAddress = isIP(host) !== 0;
-  const port = Number(url.port) || (isTls ? 443 : 80);
+  const port = url.port === '' ? (isTls ? 443 : 80) : Number(url.port);
   const isAllowed = isAddress ? allowsAddress(allow, host, port) : allowsName(allow, host, port);
   const problem = isAllowed ? undefined : problemOf({ isTls, host, isAddress, port });
   return problem ?? { isTls, host, isAddress, port, origin: url.origin, path: url.pathname + url.search };

@@ -67,14 +67,14 @@ test('after posthorn restore a copy of the data folder serves no body, with and 
   const copy = join(await newFolder(), 'data');
   // with its owners and modes, which PostgreSQL insists on
   await promisify(execFile)('cp', ['-a', original, copy]);
-  expect(await ask(['restore'], settings(copy))).toEqual({ fenced: true });
+  expect(await ask(['restore', '--confirm', 'fence'], settings(copy))).toEqual({ fenced: true });
 
   const second = await start(settings(copy));
   expect(await receive(second)).toEqual([]);
   expect(await state(second, message)).toBe('revoked');
 
   const later = await send(second);
-  expect(await ask(['restore'], settings(copy))).toEqual({ fenced: true });
+  expect(await ask(['restore', '--confirm', 'fence'], settings(copy))).toEqual({ fenced: true });
   expect(await receive(second)).toEqual([]);
   expect(await state(second, later)).toBe('revoked');
   await send(second);
@@ -82,7 +82,13 @@ test('after posthorn restore a copy of the data folder serves no body, with and 
   await stop(second);
 }, 180_000);
 
+test('with nobody to ask it must be told in words', async () => {
+  expect(await ask(['restore'], { POSTHORN_DATA_DIR: await newFolder() })).toMatchObject({ exit_code: 2 });
+  const answer = await ask(['restore', '--confirm', 'yes'], { POSTHORN_DATA_DIR: await newFolder() });
+  expect(answer).toMatchObject({ error: 'not_confirmed', exit_code: 1 });
+});
+
 test('without a database there is nothing to fence, and it says so', async () => {
-  const answer = await ask(['restore'], { POSTHORN_DATA_DIR: await newFolder() });
+  const answer = await ask(['restore', '--confirm', 'fence'], { POSTHORN_DATA_DIR: await newFolder() });
   expect(answer).toMatchObject({ error: 'unreachable', exit_code: 3 });
 }, 60_000);

@@ -23,8 +23,12 @@ export interface Browser {
   ): Promise<Page & { json: unknown }>;
 }
 
-/** A browser without a past, on one server. */
-export function createBrowser(origin: string): Browser {
+/**
+ * A browser without a past, on one server.
+ *
+ * @param at where that server really listens, if a proxy stands before it
+ */
+export function createBrowser(origin: string, at: string = origin): Browser {
   const cookies: Browser['cookies'] = new Map();
 
   async function request(url: string, init: RequestInit & { headers: Record<string, string> }): Promise<Page> {
@@ -33,7 +37,7 @@ export function createBrowser(origin: string): Browser {
       ([, { path }]) => pathname === path || pathname.startsWith(path.replace(/\/?$/, '/')),
     );
     const cookie = sent.map(([name, { value }]) => `${name}=${value}`).join('; ');
-    const response = await fetch(url, {
+    const response = await fetch(url.replace(origin, at), {
       ...init,
       redirect: 'manual',
       headers: { accept: 'text/html', ...init.headers, ...(cookie && { cookie }) },

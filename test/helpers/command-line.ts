@@ -9,6 +9,7 @@ import { buffer } from 'node:stream/consumers';
 import { afterAll, vi } from 'vitest';
 import { runProgram } from '../../src/cli/program.ts';
 import { packageRoot } from '../../src/package-root.ts';
+import { watchLog } from './log-lines.ts';
 
 const MAIN = join(packageRoot, 'src', 'main.ts');
 
@@ -92,6 +93,7 @@ export async function startProcess(args: string[], settings: Settings): Promise<
   const child = spawn(process.execPath, [MAIN, ...args, '--json'], { env: environment(settings) });
   let stdout = '';
   let stderr = '';
+  watchLog(() => stderr);
   child.stdout.on('data', (chunk) => {
     stdout += chunk;
   });

@@ -14,8 +14,8 @@ export interface OAuthAnswer {
 }
 
 /** A browser in which an owner is signed in. */
-export async function signIn(owner: TestOwner, url: string): Promise<Browser> {
-  const browser = createBrowser(url);
+export async function signIn(owner: TestOwner, url: string, at: string = url): Promise<Browser> {
+  const browser = createBrowser(url, at);
   const link = await owner.act((db, credential) => makeSignInUrl(db, url, credential));
   await browser.submit(await browser.open(link));
   return browser;
@@ -45,7 +45,7 @@ export interface Flow {
   clientId: string;
   redirectUri: string;
   verifier: string;
-  /** The address that the app opens in the browser. */
+  /** The address that the app opens in the browser, on the server. */
   url: string;
 }
 
@@ -68,7 +68,7 @@ export function begin(url: string, clientId: string, changes: Record<string, str
     clientId,
     redirectUri: parameters.redirect_uri!,
     verifier,
-    url: `${url}/authorize?${new URLSearchParams(given)}`,
+    url: `/authorize?${new URLSearchParams(given)}`,
   };
 }
 

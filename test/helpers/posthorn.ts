@@ -6,8 +6,10 @@ import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
+import type { Egress } from '../../src/net/egress.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
+import { watchLog } from './log-lines.ts';
 
 /** What an HTTP call answered. */
 export interface Answer {
@@ -48,12 +50,15 @@ export interface TestPosthorn {
 }
 
 /** Pods on a database of this test file. Close them before the file ends. */
-export async function startPosthorn(options: { pods?: number; publicUrl?: string } = {}): Promise<TestPosthorn> {
+export async function startPosthorn(
+  options: { pods?: number; publicUrl?: string; egress?: Egress } = {},
+): Promise<TestPosthorn> {
   const database = await createTestDatabase();
   const admin = database.as('posthorn_admin');
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });
   let lines = '';
+  watchLog(() => lines);
   const log = pino(
     new Writable({
       write(chunk, _encoding, done) {
@@ -71,6 +76,7 @@ export async function startPosthorn(options: { pods?: number; publicUrl?: string
         host: '127.0.0.1',
         port: 0,
         keyRing: ring,
+        egress: options.egress,
         log,
       }),
     ),

@@ -1,8 +1,10 @@
 import net from 'node:net';
 import { afterAll, inject } from 'vitest';
 import { dropTestDatabases } from './database.ts';
+import { expectCleanLogs } from './log-lines.ts';
 
 afterAll(dropTestDatabases);
+afterAll(expectCleanLogs);
 
 // Tests talk to this machine only.
 const allowedHosts = ['localhost', '::1', new URL(inject('serverUrl')).hostname];

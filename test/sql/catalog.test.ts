@@ -20,15 +20,19 @@ const SHARED_TABLES = [
   'attempts',
   'limits',
   'message_transitions',
+  'oauth_records',
   'proposal_transitions',
   'ring_keys',
   'server',
+  'server_secrets',
   'worker_heartbeats',
 ];
 
 /** The policies beside the four of each tenant's table and those of operators and workers. */
 const OTHER_POLICIES = {
+  'audit_entries insert_acts INSERT posthorn_admin': 'suspending leaves an entry like every act',
   'connections select_presented SELECT posthorn_prover': 'a credential shows its own connection: the root of trust',
+  'grant_tokens select_presented SELECT posthorn_prover': 'a code or token shows its own row: it proves its owner',
   'owner_keys select_admin SELECT posthorn_admin': 'rotation wraps the keys of every owner anew; they are wrapped here',
   'owner_keys update_admin UPDATE posthorn_admin': 'the same',
   'owners select_admin SELECT posthorn_admin': 'the person at the server suspends any owner',
@@ -43,6 +47,8 @@ const WORKERS_SEE: Record<string, string> = {
   'proposals select_jobs SELECT': `state = 'pending'::text and expires_at <= (select posthorn_impl.clock as clock)`,
 };
 const OUTDATED: Record<string, string> = {
+  grant_tokens: 'expires_at <= (select posthorn_impl.clock as clock)',
+  sign_in_links: 'expires_at <= (select posthorn_impl.clock as clock)',
   events: `true and occurred_at <= (select posthorn_impl.kept_since'event_days'::text as kept_since)`,
   idempotency_keys: `true and created_at <= (select posthorn_impl.kept_since'receipt_days'::text as kept_since)`,
   messages: `state <> all array['held'::text, 'queued'::text, 'delivered'::text] and created_at <= (select posthorn_impl.kept_since'receipt_days'::text as kept_since)`,
@@ -58,6 +64,10 @@ const HIDDEN_FROM_OPERATORS = [
   'bodies.ciphertext',
   'connections.credential_hash',
   'sign_in_links.link_hash',
+  'grant_tokens.payload',
+  'grant_tokens.token_hash',
+  'oauth_records.payload',
+  'server_secrets.sealed',
   'connections.label',
   'groups.name',
   'groups.project_boundary',
@@ -79,6 +89,7 @@ const KEYS_WITHOUT_OWNER = {
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
   links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
+  tokens_are_unique_everywhere: 'looked up before the owner is known; a token belongs to one owner only',
 };
 
 const FOREIGN_KEYS_WITHOUT_OWNER = {
@@ -89,6 +100,7 @@ const FOREIGN_KEYS_THAT_RESTRICT = {
   messages_owner_id_conversation_id_fkey: 'a receipt outlives nothing that it names; it goes first',
   messages_owner_id_recipient_agent_id_fkey: 'a receipt outlives nothing that it names; it goes first',
   owner_keys_ring_key_id_fkey: 'a ring key in use cannot be forgotten',
+  server_secrets_ring_key_id_fkey: 'a ring key in use cannot be forgotten',
 };
 
 /** The answer of a query with one column. */
@@ -258,12 +270,14 @@ describe('ownership and rights', () => {
     ).toEqual([
       'posthorn_api.beat_worker',
       'posthorn_api.delete_deleted_accounts',
+      'posthorn_api.delete_expired_credentials',
       'posthorn_api.delete_outdated',
       'posthorn_api.end_worker',
       'posthorn_api.expire_messages',
       'posthorn_api.expire_proposals',
       'posthorn_api.recognise_server',
       'posthorn_impl.clock',
+      'posthorn_impl.delete_expired_records',
       'posthorn_impl.expire_owner_proposals',
       'posthorn_impl.expire_owners_messages',
       'posthorn_impl.kept_since',
@@ -293,11 +307,14 @@ describe('ownership and rights', () => {
 
   test('the person at the server changes limits, suspensions and the wrapping of keys, and everything else by functions', async () => {
     expect((await writable('posthorn_admin')).toSorted()).toEqual([
+      ...['act', 'occurred_at', 'owner_id', 'subject_id'].map((name) => `posthorn.audit_entries.${name} INSERT`),
       'posthorn.limits.value UPDATE',
       'posthorn.owner_keys.ring_key_id UPDATE',
       'posthorn.owner_keys.wrapped_key UPDATE',
       'posthorn.owners.suspended_at UPDATE',
       'posthorn.ring_keys DELETE',
+      'posthorn.server_secrets.ring_key_id UPDATE',
+      'posthorn.server_secrets.sealed UPDATE',
     ]);
     expect(
       await column(
@@ -305,7 +322,7 @@ describe('ownership and rights', () => {
           where f.nspname not in ('ops', 'posthorn_api') and has_function_privilege('posthorn_admin', f.oid, 'execute') order by 1`,
       ),
       // what functions of theirs, which run with their rights, call
-    ).toEqual(['posthorn_impl.clock', 'posthorn_impl.refuse']);
+    ).toEqual(['posthorn.make_id', 'posthorn_impl.clock', 'posthorn_impl.refuse']);
   });
 
   test('operators read no label, body, credential or key', async () => {
@@ -496,6 +513,7 @@ describe('functions', () => {
       'posthorn_impl.find_place',
       'posthorn_impl.owners_after',
       'posthorn_impl.prove',
+      'posthorn_impl.prove_grant_token',
       'posthorn_impl.prove_link',
       'posthorn_impl.proved_owners',
       'posthorn_impl.require_same_server',

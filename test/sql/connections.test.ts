@@ -61,6 +61,8 @@ describe('making connections', () => {
       scopes: ['messaging', 'functions'],
       parentConnectionId: null,
       agentId: null,
+      clientHost: null,
+      clientId: null,
       createdAt: await clock.now(),
       expiresAt,
       lastUsedAt: null,

@@ -53,7 +53,20 @@ interface Side {
   held: string;
   /** One that bert and the outsider are in alone. */
   otherProposal: string;
+  /** An app that the owner consented to, its agent, and the hash of the code that it was given. */
+  grant: string;
+  app: string;
+  code: Buffer;
 }
+
+const APP = {
+  kind: 'oauth',
+  label: 'planted label',
+  clientId: 'app',
+  clientHost: 'app.example',
+  scopes: ['messaging'],
+};
+const TOKEN = { payload: Buffer.from('planted payload'), scopes: [], seconds: 600 };
 
 let ours: Side;
 let theirs: Side;
@@ -83,6 +96,21 @@ async function makeSide(): Promise<Side> {
     label: 'child',
     credentialHash: makeCredential('child').hash,
   });
+  const grant = await functions.createOauthGrant(app, {
+    credential: owner.session,
+    ...APP,
+    newAgentLabel: 'planted label',
+  });
+  const code = randomBytes(32);
+  await functions.addGrantToken(app, {
+    proof: owner.session,
+    connectionId: grant,
+    kind: 'code',
+    tokenHash: code,
+    ...TOKEN,
+  });
+  const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
+  await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
   const { rows } = await database.admin.query('select owner_id from posthorn.owners where id = $1', [owner.id]);
   return {
@@ -102,6 +130,9 @@ async function makeSide(): Promise<Side> {
     proposal: proposalOf(held),
     held: held.messageIds![0]!,
     otherProposal: proposalOf(otherHeld),
+    grant,
+    app: client!.agentId,
+    code,
   };
 }
 
@@ -114,6 +145,7 @@ function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
 const WORKERS_OWN = [
   'beat_worker',
   'delete_deleted_accounts',
+  'delete_expired_credentials',
   'delete_outdated',
   'end_worker',
   'expire_messages',
@@ -130,7 +162,17 @@ async function tables(...schemas: string[]): Promise<string[]> {
 }
 
 async function tenantTables(): Promise<string[]> {
-  const shared = ['limits', 'message_transitions', 'proposal_transitions', 'ring_keys', 'server', 'worker_heartbeats'];
+  const shared = [
+    'attempts',
+    'limits',
+    'message_transitions',
+    'oauth_records',
+    'proposal_transitions',
+    'ring_keys',
+    'server',
+    'server_secrets',
+    'worker_heartbeats',
+  ];
   return (await tables('posthorn')).filter((name) => !shared.includes(name.replace('posthorn.', '')));
 }
 
@@ -434,10 +476,12 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       bodies: 'set expires_at = now()',
       connections: `set label = 'x'`,
       conversations: 'set posts = 1',
+      grant_tokens: 'set consumed_at = now()',
       group_counters: `set post_times = '{}', post_counts = '{}'`,
       groups: 'set generation = 9',
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
+      oauth_grants: 'set agent_id = null',
       owners: 'set automatic_approval = false',
       proposals: `set name = 'x'`,
     };
@@ -626,6 +670,42 @@ describe("with another owner's ids", () => {
       foreign: () => theirs.device.id,
       call: (connectionId) =>
         functions.rotateConnection(app, { ...session(), connectionId, credentialHash: makeCredential('device').hash }),
+    },
+    {
+      name: 'create_oauth_grant p_agent_id',
+      foreign: () => theirs.app,
+      neighbours: () => ours.anna.id,
+      call: (agentId) => functions.createOauthGrant(app, { ...session(), ...APP, agentId }),
+    },
+    {
+      name: 'add_grant_token p_connection_id, with a session',
+      foreign: () => theirs.grant,
+      neighbours: () => ours.device.id,
+      call: (connectionId) =>
+        functions.addGrantToken(app, {
+          proof: ours.owner.session,
+          connectionId,
+          kind: 'code',
+          tokenHash: Buffer.alloc(32, 1),
+          ...TOKEN,
+        }),
+    },
+    {
+      name: 'add_grant_token p_connection_id, with a code',
+      foreign: () => theirs.grant,
+      call: (connectionId) =>
+        functions.addGrantToken(app, {
+          proof: ours.code,
+          connectionId,
+          kind: 'access',
+          tokenHash: Buffer.alloc(32, 1),
+          ...TOKEN,
+        }),
+    },
+    {
+      name: 'revoke_oauth_grant p_connection_id',
+      foreign: () => theirs.grant,
+      call: (connectionId) => functions.revokeOauthGrant(app, { proof: ours.code, connectionId }),
     },
     {
       name: 'revoke_connection p_connection_id',
@@ -1160,7 +1240,8 @@ describe('people within one owner', () => {
 
   test('of a suspended owner nobody does anything, and agents are told', async () => {
     const side = await makeSide();
-    await database.admin.query('update posthorn.owners set suspended_at = now() where id = $1', [side.owner.id]);
+    const person = database.as('posthorn_admin');
+    await functions.suspendOwner(person, { ownerId: side.owner.id });
     const asAnna = { credential: side.anna.credential, agentId: side.anna.id };
     expect(await functions.agentStatus(app, asAnna)).toMatchObject([{ enabled: false }]);
     expect(await refusal(functions.readInbox(app, { ...asAnna, after: 0, limit: 1 }))).toEqual({
@@ -1171,6 +1252,17 @@ describe('people within one owner', () => {
     expect(await send(world, { from: side.anna, to: side.bert })).toMatchObject({ outcome: 'owner_suspended' });
     expect(await advance(world, side.bert, 'acknowledged', [side.message])).toMatchObject([
       { problem: 'owner_suspended' },
+    ]);
+
+    await functions.resumeOwner(person, { ownerId: side.owner.id });
+    expect(await send(world, { from: side.anna, to: side.bert })).toMatchObject({ outcome: 'queued' });
+    const { rows } = await database.admin.query(
+      `select act, connection_id from posthorn.audit_entries where subject_id = $1 and act in ('owner.suspend', 'owner.resume') order by entry_id`,
+      [side.owner.id],
+    );
+    expect(rows).toEqual([
+      { act: 'owner.suspend', connection_id: null },
+      { act: 'owner.resume', connection_id: null },
     ]);
   });
 });
