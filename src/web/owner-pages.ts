@@ -171,9 +171,10 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
     const markup = appPage({ ...parts, owner, formToken, waiting: waiting.length, said });
     show(ctx, markup);
     if (parts.live === undefined) return;
-    ctx.set('ETag', `"${createHash('sha256').update(markup).digest('base64url').slice(0, 22)}"`);
-    ctx.status = 200;
-    if (ctx.fresh) ctx.status = 304;
+    const version = `"${createHash('sha256').update(markup).digest('base64url').slice(0, 22)}"`;
+    ctx.set('ETag', version);
+    // not by ctx.fresh: what asks without a cache of its own says no-cache besides
+    if (ctx.get('if-none-match') === version) ctx.status = 304;
   }
 
   async function renderPlace(ctx: Context, signedIn: SignedIn, place: Place, problem?: string): Promise<void> {
