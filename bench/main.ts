@@ -5,7 +5,10 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { formatTable, missedBars, type Report } from './rounds.ts';
 import { benchSend } from './send.ts';
+import { benchStreams } from './streams.ts';
 import { benchTidy } from './tidy.ts';
+import { benchWake } from './wake.ts';
+import { benchWebhooks } from './webhooks.ts';
 
 interface Bench {
   about: string;
@@ -24,9 +27,15 @@ const BENCHES: Record<string, Bench> = {
   conversation: { about: 'comes with the full set of measurements', run: undefined },
   growth: { about: 'comes with the full set of measurements', run: undefined },
   pods: { about: 'comes with the full set of measurements', run: undefined },
-  streams: { about: 'comes with event streams', run: undefined },
-  wake: { about: 'comes with event streams', run: undefined },
-  webhooks: { about: 'comes with webhooks', run: undefined },
+  streams: {
+    about: 'memory of event streams and work for an event, next to a bare node:http server and to nchan',
+    run: benchStreams,
+  },
+  wake: { about: 'from the commit of a send to the event in a reader, next to a bare NOTIFY', run: benchWake },
+  webhooks: {
+    about: 'deliveries of webhooks next to a bare undici loop; healthy endpoints beside dead ones',
+    run: benchWebhooks,
+  },
   start: { about: 'comes with the full set of measurements', run: undefined },
 };
 

@@ -12,10 +12,10 @@ export interface Measurement {
 
 export interface Case {
   name: string;
-  unit: '/s' | 'ms';
+  unit: '/s' | 'ms' | 'KiB';
   measure(): Promise<Measurement>;
-  /** Cases that this one is compared with; `atLeast` is the bar that the ratio must reach. */
-  peers?: { name: string; atLeast?: number | undefined }[];
+  /** Cases that this one is compared with; the ratio must reach the bar `atLeast` and stay below the bar `atMost`. */
+  peers?: { name: string; atLeast?: number | undefined; atMost?: number | undefined }[];
   /** The bar for the figure itself, in its unit. */
   atMost?: number;
 }
@@ -24,6 +24,7 @@ export interface Comparison {
   peer: string;
   ratio: number;
   atLeast: number | null;
+  atMost: number | null;
 }
 
 export interface Result {
@@ -67,13 +68,14 @@ function summarize({ name, unit, peers, atMost }: Case, measured: Map<string, Me
     highest: Math.max(...own),
     rounds: own,
     p50: latencies.length > 0 ? median(latencies) : null,
-    comparisons: (peers ?? []).map(({ name: peer, atLeast }) => {
+    comparisons: (peers ?? []).map(({ name: peer, atLeast, atMost: most }) => {
       const theirs = measured.get(peer);
       if (!theirs) throw new Error(`${name} is compared with ${peer}, which is no case`);
       return {
         peer,
         ratio: median(own.map((figure, round) => figure / theirs[round]!.figure)),
         atLeast: atLeast ?? null,
+        atMost: most ?? null,
       };
     }),
     atMost: atMost ?? null,
@@ -86,6 +88,12 @@ export function missedBars(results: Result[]): string[] {
     ...comparisons
       .filter(({ ratio, atLeast }) => atLeast !== null && ratio < atLeast)
       .map(({ peer, ratio, atLeast }) => `${name}: ${ratio.toFixed(2)} of ${peer}, the bar is ${atLeast}`),
+    ...comparisons
+      .filter((comparison) => comparison.atMost !== null && comparison.ratio > comparison.atMost)
+      .map(
+        (comparison) =>
+          `${name}: ${comparison.ratio.toFixed(2)} of ${comparison.peer}, the bar is ${comparison.atMost}`,
+      ),
     ...(atMost !== null && figure > atMost ? [`${name}: ${format(figure)} ${unit}, the bar is ${atMost}`] : []),
   ]);
 }
@@ -99,7 +107,8 @@ export function formatTable(results: Result[]): string {
     p50 === null ? '' : format(p50),
     [
       ...comparisons.map(
-        ({ peer, ratio, atLeast }) => `${ratio.toFixed(2)} of ${peer}${atLeast === null ? '' : ` (bar ${atLeast})`}`,
+        ({ peer, ratio, atLeast, atMost: most }) =>
+          `${ratio.toFixed(2)} of ${peer}${(atLeast ?? most) === null ? '' : ` (bar ${atLeast ?? most})`}`,
       ),
       ...(atMost === null ? [] : [`(bar ${atMost})`]),
     ].join('; '),

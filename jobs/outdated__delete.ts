@@ -2,7 +2,7 @@ import type { Task } from 'graphile-worker';
 import { deleteOutdated } from '../src/db/functions.ts';
 import { runPaced } from '../src/paced-steps.ts';
 
-const TABLES = ['idempotency_keys', 'posts', 'messages', 'events', 'proposals'];
+const TABLES = ['idempotency_keys', 'posts', 'messages', 'events', 'proposals', 'deliveries'];
 
 /** 2 MiB of a table: some thousand rows at the most, in some milliseconds. */
 const PAGES = 256;
@@ -16,7 +16,7 @@ interface Place {
   firstPage?: number;
 }
 
-/** Deletes receipts, idempotency keys, posts and decided requests after their 30 days, events after their 7. */
+/** Deletes receipts, idempotency keys, posts, decided requests and deliveries after their 30 days, events after their 7. */
 export default (async (payload, { addJob, withPgClient, abortSignal: signal }) => {
   const place = payload as Place;
   const end = performance.now() + RUN_MS;

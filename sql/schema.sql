@@ -3,6 +3,7 @@
 create role posthorn_admin nologin;
 create role posthorn_app login;
 create role posthorn_engine nologin;
+create role posthorn_enqueuer nologin;
 create role posthorn_jobs login;
 create role posthorn_ops login;
 create role posthorn_owner nologin;
@@ -32,7 +33,7 @@ create type posthorn_impl.agent_view as (
   installation text,
   created_at timestamp with time zone,
   revoked_at timestamp with time zone,
-  is_listening boolean,
+  presence_kind text,
   client_id text,
   shared_group_ids uuid[]
 );
@@ -49,6 +50,46 @@ create type posthorn_impl.connection_view as (
   revoked_at timestamp with time zone,
   client_id text,
   client_host text
+);
+create type posthorn_impl.delivery_view as (
+  id uuid,
+  webhook_id uuid,
+  kind text,
+  subject_id uuid,
+  event_state text,
+  state text,
+  occurred_at timestamp with time zone,
+  created_at timestamp with time zone,
+  next_attempt_at timestamp with time zone,
+  ended_at timestamp with time zone,
+  attempts jsonb
+);
+create type posthorn_impl.due_delivery as (
+  item integer,
+  webhook_id uuid,
+  delivery_id uuid,
+  agent_id uuid,
+  owner_id uuid,
+  ring_key_id text,
+  wrapped_key bytea,
+  sealed_url bytea,
+  sealed_secret bytea,
+  previous_sealed_secret bytea,
+  sealed_auth_header bytea,
+  kind text,
+  occurred_at timestamp with time zone,
+  subject_id uuid,
+  state text,
+  pending_count integer,
+  group_id uuid,
+  conversation_id uuid,
+  message_ids uuid[]
+);
+create type posthorn_impl.endpoint as (
+  item integer,
+  owner_id integer,
+  webhook_id uuid,
+  lease_id uuid
 );
 create type posthorn_impl.group_view as (
   id uuid,
@@ -163,6 +204,23 @@ create type posthorn_impl.send_outcome as (
   created_at timestamp with time zone,
   expires_at timestamp with time zone,
   wakes integer[]
+);
+create type posthorn_impl.webhook_view as (
+  id uuid,
+  agent_id uuid,
+  owner_id uuid,
+  url_host text,
+  sealed_url bytea,
+  has_auth_header boolean,
+  events text[],
+  status text,
+  disabled_reason text,
+  consecutive_failures integer,
+  next_attempt_at timestamp with time zone,
+  previous_secret_until timestamp with time zone,
+  created_at timestamp with time zone,
+  updated_at timestamp with time zone,
+  last_delivered_at timestamp with time zone
 );
 
 create table posthorn.agents (
@@ -327,6 +385,68 @@ create policy select_all on posthorn.conversations for select to posthorn_ops us
 create policy select_deleted on posthorn.conversations for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.conversations for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.conversations for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.deliveries (
+  owner_id integer not null,
+  delivery_id uuid not null default posthorn.make_id(),
+  webhook_id uuid not null,
+  event_seq bigint,
+  kind text not null,
+  subject_id uuid not null,
+  event_state text,
+  occurred_at timestamp with time zone not null,
+  state text not null default 'pending'::text,
+  attempts integer not null default 0,
+  attempts_allowed integer not null default 12,
+  next_attempt_at timestamp with time zone not null,
+  created_at timestamp with time zone not null,
+  ended_at timestamp with time zone,
+  constraint attempts_is_not_negative CHECK ((attempts >= 0)),
+  constraint deliveries_owner_id_webhook_id_fkey FOREIGN KEY (owner_id, webhook_id) REFERENCES posthorn.webhooks(owner_id, webhook_id) ON DELETE CASCADE,
+  constraint deliveries_pkey PRIMARY KEY (owner_id, delivery_id),
+  constraint ended_unless_pending CHECK (((state = 'pending'::text) = (ended_at IS NULL))),
+  constraint event_state_is_bounded CHECK (((char_length(event_state) >= 1) AND (char_length(event_state) <= 32))),
+  constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text, 'webhook.test'::text]))),
+  constraint state_is_known CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'failed'::text, 'skipped'::text, 'ended'::text])))
+) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
+CREATE INDEX deliveries_by_webhook ON posthorn.deliveries USING btree (owner_id, webhook_id, delivery_id);
+CREATE INDEX pending_deliveries ON posthorn.deliveries USING btree (owner_id, webhook_id, next_attempt_at) WHERE (state = 'pending'::text);
+alter table posthorn.deliveries enable row level security;
+alter table posthorn.deliveries force row level security;
+create policy delete_deleted on posthorn.deliveries for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_outdated on posthorn.deliveries for delete to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('delivery_days'::text) AS kept_since))));
+create policy delete_proved on posthorn.deliveries for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.deliveries for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.deliveries for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.deliveries for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_outdated on posthorn.deliveries for select to posthorn_jobs using ((true AND (created_at <= ( SELECT posthorn_impl.kept_since('delivery_days'::text) AS kept_since))));
+create policy select_proved on posthorn.deliveries for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.deliveries for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.delivery_attempts (
+  owner_id integer not null,
+  delivery_id uuid not null,
+  attempt integer not null,
+  attempted_at timestamp with time zone not null,
+  milliseconds integer not null,
+  http_status integer,
+  problem text,
+  constraint answered_or_not CHECK (((http_status IS NULL) <> (problem IS NULL))),
+  constraint delivery_attempts_owner_id_delivery_id_fkey FOREIGN KEY (owner_id, delivery_id) REFERENCES posthorn.deliveries(owner_id, delivery_id) ON DELETE CASCADE,
+  constraint delivery_attempts_pkey PRIMARY KEY (owner_id, delivery_id, attempt),
+  constraint http_status_has_three_digits CHECK (((http_status >= 100) AND (http_status <= 999))),
+  constraint milliseconds_is_not_negative CHECK ((milliseconds >= 0)),
+  constraint problem_is_known CHECK ((problem = ANY (ARRAY['address_blocked'::text, 'dns'::text, 'tls'::text, 'timeout'::text, 'connection'::text])))
+) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
+alter table posthorn.delivery_attempts enable row level security;
+alter table posthorn.delivery_attempts force row level security;
+create policy delete_deleted on posthorn.delivery_attempts for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.delivery_attempts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.delivery_attempts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.delivery_attempts for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.delivery_attempts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_proved on posthorn.delivery_attempts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.delivery_attempts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.events (
   owner_id integer not null,
@@ -506,9 +626,11 @@ create table posthorn.mailboxes (
   message_seq bigint not null default 0,
   event_seq bigint not null default 0,
   unfenced integer not null default 0,
+  webhook_events text[],
   constraint mailboxes_owner_id_agent_id_fkey FOREIGN KEY (owner_id, agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
   constraint mailboxes_pkey PRIMARY KEY (owner_id, agent_id),
-  constraint unfenced_is_not_negative CHECK ((unfenced >= 0))
+  constraint unfenced_is_not_negative CHECK ((unfenced >= 0)),
+  constraint wants_1_to_5_kinds_of_events CHECK (((cardinality(webhook_events) >= 1) AND (cardinality(webhook_events) <= 5)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=50); -- of posthorn_owner
 alter table posthorn.mailboxes enable row level security;
 alter table posthorn.mailboxes force row level security;
@@ -709,8 +831,10 @@ create unlogged table posthorn.presence (
 ) with (fillfactor=50); -- of posthorn_owner
 alter table posthorn.presence enable row level security;
 alter table posthorn.presence force row level security;
+create policy delete_deleted on posthorn.presence for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy delete_proved on posthorn.presence for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.presence for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.presence for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.presence for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.presence for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
@@ -848,10 +972,63 @@ create unlogged table posthorn.streams (
 CREATE INDEX streams_by_connection ON posthorn.streams USING btree (owner_id, connection_id);
 alter table posthorn.streams enable row level security;
 alter table posthorn.streams force row level security;
+create policy delete_deleted on posthorn.streams for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy delete_proved on posthorn.streams for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy insert_proved on posthorn.streams for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.streams for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
 create policy select_proved on posthorn.streams for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.streams for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.webhooks (
+  owner_id integer not null,
+  webhook_id uuid not null default posthorn.make_id(),
+  agent_id uuid not null,
+  connection_id uuid not null,
+  wake_number integer not null,
+  url_host text not null,
+  sealed_url bytea not null,
+  sealed_secret bytea not null,
+  sealed_auth_header bytea,
+  previous_sealed_secret bytea,
+  previous_until timestamp with time zone,
+  events text[] not null,
+  status text not null default 'active'::text,
+  disabled_reason text,
+  consecutive_failures integer not null default 0,
+  next_attempt_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
+  seen_seq bigint not null,
+  lease_id uuid,
+  leased_until timestamp with time zone not null default '-infinity'::timestamp with time zone,
+  created_at timestamp with time zone not null,
+  updated_at timestamp with time zone not null,
+  last_delivered_at timestamp with time zone,
+  constraint a_previous_secret_ends CHECK (((previous_sealed_secret IS NULL) = (previous_until IS NULL))),
+  constraint consecutive_failures_is_not_negative CHECK ((consecutive_failures >= 0)),
+  constraint disabled_for_a_reason CHECK (((status = 'disabled'::text) = (disabled_reason IS NOT NULL))),
+  constraint disabled_reason_is_known CHECK ((disabled_reason = ANY (ARRAY['owner'::text, 'delivery_failures'::text]))),
+  constraint events_are_known CHECK (((events <@ ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text]) AND ((cardinality(events) >= 1) AND (cardinality(events) <= 5)))),
+  constraint one_webhook_per_agent UNIQUE (owner_id, agent_id),
+  constraint previous_sealed_secret_is_bounded CHECK (((octet_length(previous_sealed_secret) >= 30) AND (octet_length(previous_sealed_secret) <= 128))),
+  constraint sealed_auth_header_is_bounded CHECK (((octet_length(sealed_auth_header) >= 30) AND (octet_length(sealed_auth_header) <= 541))),
+  constraint sealed_secret_is_bounded CHECK (((octet_length(sealed_secret) >= 30) AND (octet_length(sealed_secret) <= 128))),
+  constraint sealed_url_is_bounded CHECK (((octet_length(sealed_url) >= 30) AND (octet_length(sealed_url) <= 8221))),
+  constraint status_is_known CHECK ((status = ANY (ARRAY['active'::text, 'disabled'::text]))),
+  constraint url_host_is_bounded CHECK (((char_length(url_host) >= 1) AND (char_length(url_host) <= 260))),
+  constraint webhook_ids_are_unique UNIQUE (webhook_id),
+  constraint webhooks_owner_id_agent_id_fkey FOREIGN KEY (owner_id, agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
+  constraint webhooks_pkey PRIMARY KEY (owner_id, webhook_id)
+) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=70); -- of posthorn_owner
+CREATE INDEX webhooks_by_wake_number ON posthorn.webhooks USING btree (owner_id, wake_number);
+alter table posthorn.webhooks enable row level security;
+alter table posthorn.webhooks force row level security;
+create policy delete_deleted on posthorn.webhooks for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.webhooks for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.webhooks for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.webhooks for select to posthorn_ops using (true);
+create policy select_any on posthorn.webhooks for select to posthorn_prover using (true);
+create policy select_deleted on posthorn.webhooks for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_proved on posthorn.webhooks for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.webhooks for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create unlogged table posthorn.worker_heartbeats (
   worker_id text not null,
@@ -884,6 +1061,13 @@ create view ops.deadlines_behind with (security_invoker=true) (
   kind text,
   due bigint,
   behind interval
+); -- of posthorn_engine
+create view ops.delivery_attempts with (security_invoker=true) (
+  outcome text,
+  attempts bigint,
+  webhooks bigint,
+  median_milliseconds double precision,
+  last_at timestamp with time zone
 ); -- of posthorn_engine
 create view ops.fenced_bodies with (security_invoker=true) (
   table_name name,
@@ -967,6 +1151,20 @@ create view ops.tables with (security_invoker=true) (
   last_autovacuum timestamp with time zone,
   last_autoanalyze timestamp with time zone
 ); -- of posthorn_engine
+create view ops.webhooks with (security_invoker=true) (
+  owner_id uuid,
+  webhook_id uuid,
+  agent_id uuid,
+  events text[],
+  status text,
+  disabled_reason text,
+  consecutive_failures integer,
+  waits_until timestamp with time zone,
+  last_delivered_at timestamp with time zone,
+  pending bigint,
+  oldest_at timestamp with time zone,
+  unread_events bigint
+); -- of posthorn_engine
 create view ops.workers with (security_invoker=true) (
   worker_id text,
   heard_at timestamp with time zone,
@@ -992,6 +1190,8 @@ create function ops.list_ring_keys() returns TABLE(ring_key_id text, created_at 
   language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.owner_keys_to_wrap(p_ring_key_id text, p_limit integer) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
   language sql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function ops.requeue_delivery(p_owner_id uuid, p_delivery_id uuid) returns text
+  language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.requeue_jobs(p_task text DEFAULT NULL::text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function ops.resume_owner(p_owner_id uuid) returns void
@@ -1012,7 +1212,7 @@ create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
-create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, is_listening boolean, pending_messages integer, pending_proposals integer, wake_number integer)
+create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, presence_kind text, pending_messages integer, pending_proposals integer, wake_number integer, webhook_url_host text, webhook_events text[], webhook_status text, webhook_consecutive_failures integer, webhook_last_delivered_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.approve_proposal(p_credential bytea, p_proposal_id uuid, p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1022,6 +1222,8 @@ create function posthorn_api.beat_worker(p_worker_id text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.consume_grant_token(p_token_hash bytea, p_successor_hash bytea DEFAULT NULL::bytea) returns boolean
@@ -1048,6 +1250,8 @@ create function posthorn_api.delete_outdated(p_table text, p_first_page bigint, 
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.deny_proposal(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.disable_webhook(p_credential bytea, p_webhook_id uuid) returns posthorn_impl.webhook_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.end_grant_token(p_token_hash bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.end_worker(p_worker_id text) returns void
@@ -1062,11 +1266,15 @@ create function posthorn_api.find_grant_token(p_kind text, p_token_hash bytea) r
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.find_oauth_record(p_model text, p_id_hash bytea DEFAULT NULL::bytea, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns TABLE(payload bytea, consumed_at timestamp with time zone)
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.inbox_snapshot(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(pending_count integer, message_ids uuid[], proposal_ids uuid[])
+create function posthorn_api.get_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.webhook_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.inbox_snapshots(p_credential bytea, p_agent_ids uuid[]) returns TABLE(agent_id uuid, last_seq bigint, pending_count integer, message_ids uuid[], proposal_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.keep_server_secret(p_ring_key_id text, p_sealed bytea) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid) returns posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.lift_webhook(p_credential bytea, p_webhook_id uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_acts(p_credential bytea, p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 50) returns TABLE(entry_id uuid, act text, connection_id uuid, agent_id uuid, subject_id uuid, occurred_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1076,6 +1284,8 @@ create function posthorn_api.list_client_agents(p_credential bytea, p_client_id 
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_deliveries(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_delivery_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.delivery_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_ids uuid[] DEFAULT NULL::uuid[], p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
@@ -1083,6 +1293,8 @@ create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF
 create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_owner_webhooks(p_credential bytea) returns SETOF posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1092,7 +1304,7 @@ create function posthorn_api.message_status(p_credential bytea, p_message_id uui
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mint_child_connection(p_credential bytea, p_agent_id uuid, p_label text, p_credential_hash bytea, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone) returns posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.open_stream(p_credential bytea, p_stream_id uuid, p_pod_id uuid, p_agent_ids uuid[], p_succeeds uuid DEFAULT NULL::uuid) returns TABLE(agent_id uuid, wake_number integer, last_seq bigint, first_seq bigint, epoch bigint, expires_at timestamp with time zone)
+create function posthorn_api.open_stream(p_credential bytea, p_stream_id uuid, p_pod_id uuid, p_agent_ids uuid[], p_succeeds uuid DEFAULT NULL::uuid) returns TABLE(agent_id uuid, wake_number integer, last_seq bigint, first_seq bigint, epoch bigint, expires_in_ms bigint)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.owner_key(p_credential bytea) returns TABLE(owner_id uuid, ring_key_id text, wrapped_key bytea)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1102,23 +1314,33 @@ create function posthorn_api.pair_device(p_credential bytea, p_label text, p_sco
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.plan_sends(p_credentials bytea[], p_agent_ids uuid[], p_recipient_agent_ids uuid[], p_group_ids uuid[], p_conversation_ids uuid[]) returns TABLE(item integer, problem text, owner_id uuid, agent_id uuid, group_id uuid, generation integer, is_post boolean, is_held boolean, recipient_agent_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.plan_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, agent_id uuid)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.post_status(p_credential bytea, p_post_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.propose_collaboration(p_credential bytea, p_kind text, p_peer_agent_ids uuid[] DEFAULT '{}'::uuid[], p_name text DEFAULT NULL::text, p_purpose text DEFAULT NULL::text, p_project_boundary text DEFAULT NULL::text, p_duration_hours integer DEFAULT NULL::integer, p_group_id uuid DEFAULT NULL::uuid, p_conversation_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(proposal_id uuid, group_id uuid, replayed boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.put_oauth_record(p_model text, p_id_hash bytea, p_payload bytea, p_seconds integer, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.read_events(p_credentials bytea[], p_stream_ids uuid[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off set enable_bitmapscan=off; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.recognise_server(p_limit integer) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.record_attempts(p_webhook_ids uuid[], p_lease_ids uuid[], p_delivery_ids uuid[], p_http_statuses integer[], p_problems text[], p_milliseconds integer[], p_retry_after_seconds integer[], p_go_on boolean[]) returns SETOF posthorn_impl.due_delivery
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_api.redeliver(p_credential bytea, p_delivery_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_id uuid) returns posthorn_impl.delivery_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[]) returns TABLE(stream_id uuid, problem text)
+create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[], p_epoch bigint) returns TABLE(stream_id uuid, problem text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.request_progress(p_credential bytea, p_proposal_ids uuid[]) returns TABLE(proposal_id uuid, may_be_lifted boolean, queued integer, delivered integer, acknowledged integer, replied integer, ended integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1144,12 +1366,18 @@ create function posthorn_api.server_secret() returns TABLE(ring_key_id text, sea
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.session_owner(p_credential bytea) returns TABLE(owner_id uuid, connection_id uuid, label text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.set_webhook(p_credential bytea, p_url_host text, p_sealed_url bytea, p_sealed_secret bytea, p_events text[], p_sealed_auth_header bytea DEFAULT NULL::bytea, p_rotate_secret boolean DEFAULT false, p_grace_seconds integer DEFAULT 3600, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.sign_out(p_credential bytea, p_everywhere boolean) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.test_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_waits interval[] DEFAULT NULL::interval[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.admit_owners(p_owner_ids integer[]) returns void
@@ -1178,6 +1406,8 @@ create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_proposals(p_owner_id integer, p_proposal_ids uuid[], p_state text, p_message_state text, p_reason text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.commit_leases() returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_attempt(p_act text, p_bucket integer, p_per interval, p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
@@ -1186,12 +1416,20 @@ create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid,
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.delete_expired_records(p_limit integer) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.delete_webhooks(p_owner_id integer, p_agent_ids uuid[], p_connection_ids uuid[]) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.deliver_again(p_owner_id integer, p_webhook_id uuid, p_delivery_id uuid) returns posthorn_impl.delivery_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.drain_webhooks(p_wake_numbers integer[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.drop_claims(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id uuid, p_revoked_by text) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_connection(p_actor posthorn_impl.proven, p_connection_id uuid) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uuid, p_kinds text[], p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_sessions(p_actor posthorn_impl.proven, p_connection_ids uuid[], p_now timestamp with time zone) returns void
@@ -1202,6 +1440,8 @@ create function posthorn_impl.expire_owner_proposals(p_owner_id integer) returns
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.expire_owners_messages(p_owners integer[], p_message_ids uuid[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan; -- of posthorn_engine
+create function posthorn_impl.find_active_webhook(p_caller posthorn_impl.identity) returns uuid
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.find_groups_between(p_owner_id integer, p_agent_id uuid, p_peer_agent_id uuid, p_now timestamp with time zone) returns posthorn_impl.groups_between
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.find_place() returns posthorn_impl.place
@@ -1240,16 +1480,22 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_owner_webhook(p_owner_id integer, p_webhook_id uuid) returns posthorn.webhooks
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.move_reach_of_grants(p_owner_id integer, p_agent_id uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.name_for(p_owner_id integer, p_agent_ids uuid[]) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.next_deliveries(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns SETOF posthorn_impl.due_delivery
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_counts integer[], p_posts integer, p_limit bigint, p_now timestamp with time zone) returns TABLE(times timestamp with time zone[], counts integer[])
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_presence(p_owners integer[], p_agent_ids uuid[], p_now timestamp with time zone) returns void
@@ -1258,8 +1504,12 @@ create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agen
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.owners_after(p_owner_id integer, p_limit integer) returns integer[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.owners_of_webhooks(p_webhook_ids uuid[]) returns TABLE(item integer, owner_id integer)
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.pending_proposal(p_owner_id integer, p_proposal_id uuid) returns TABLE(proposal posthorn.proposals, decided_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.presence_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.present_state(p_state text, p_expires_at timestamp with time zone, p_now timestamp with time zone) returns text
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.prove(p_credentials bytea[]) returns SETOF posthorn_impl.proven
@@ -1268,8 +1518,12 @@ create function posthorn_impl.prove_grant_token(p_token_hash bytea) returns TABL
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_link(p_link_hash bytea) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_owners(p_owners integer[]) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
@@ -1286,6 +1540,10 @@ create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.start_webhook(p_owner_id integer, p_agent_id uuid, p_is_again boolean, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.stop_webhook(p_webhook posthorn.webhooks, p_reason text, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.stream_is_live(p_stream posthorn.streams, p_now timestamp with time zone) returns boolean
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
@@ -1302,12 +1560,18 @@ create function posthorn_impl.view_agents(p_owner_id integer, p_for_agent_id uui
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.connection_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.view_deliveries(p_owner_id integer, p_delivery_ids uuid[]) returns SETOF posthorn_impl.delivery_view
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_groups(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.group_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_messages(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.message_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_proposals(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.proposal_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.view_webhooks(p_owner_id integer, p_agent_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.webhook_view
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.wait_after(p_failures integer) returns interval
+  language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]) returns void
@@ -1322,6 +1586,7 @@ grant execute on function ops.forget_ring_keys(text) to posthorn_admin;
 grant execute on function ops.list_owners() to posthorn_admin;
 grant execute on function ops.list_ring_keys() to posthorn_admin;
 grant execute on function ops.owner_keys_to_wrap(text,integer) to posthorn_admin;
+grant execute on function ops.requeue_delivery(uuid,uuid) to posthorn_admin;
 grant execute on function ops.requeue_jobs(text) to posthorn_admin;
 grant execute on function ops.resume_owner(uuid) to posthorn_admin;
 grant execute on function ops.server_secret_to_wrap(text) to posthorn_admin;
@@ -1340,6 +1605,7 @@ grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
 grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.claim_deliveries(uuid[],uuid[]) to posthorn_jobs;
 grant execute on function posthorn_api.close_streams(bytea[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.consume_grant_token(bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.consume_oauth_record(text,bytea) to posthorn_app;
@@ -1357,6 +1623,8 @@ grant execute on function posthorn_api.delete_oauth_record(text,bytea) to postho
 grant execute on function posthorn_api.delete_outdated(text,bigint,integer) to posthorn_jobs;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.deny_proposal(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.disable_webhook(bytea,uuid) to posthorn_admin;
+grant execute on function posthorn_api.disable_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.end_grant_token(bytea) to posthorn_app;
 grant execute on function posthorn_api.end_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.expire_messages(integer) to posthorn_jobs;
@@ -1365,16 +1633,20 @@ grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.find_grant_token(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.find_oauth_record(text,bytea,bytea,bytea) to posthorn_app;
-grant execute on function posthorn_api.inbox_snapshot(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.get_webhook(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.inbox_snapshots(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.keep_server_secret(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_admin;
+grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_client_agents(bytea,text) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_deliveries(bytea,uuid,uuid,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer,uuid[],boolean) to posthorn_app;
 grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_app;
@@ -1382,6 +1654,8 @@ grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_admi
 grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_app;
@@ -1395,18 +1669,24 @@ grant execute on function posthorn_api.owner_settings(bytea) to posthorn_app;
 grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to posthorn_admin;
 grant execute on function posthorn_api.pair_device(bytea,text,text[],bytea) to posthorn_app;
 grant execute on function posthorn_api.plan_sends(bytea[],uuid[],uuid[],uuid[],uuid[]) to posthorn_app;
+grant execute on function posthorn_api.plan_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.post_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.propose_collaboration(bytea,text,uuid[],text,text,text,integer,uuid,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.put_oauth_record(text,bytea,bytea,integer,bytea,bytea) to posthorn_app;
-grant execute on function posthorn_api.read_events(bytea[],uuid[],uuid[],bigint[],integer) to posthorn_app;
+grant execute on function posthorn_api.read_events(bytea[],uuid[],bigint[],integer) to posthorn_app;
 grant execute on function posthorn_api.read_inbox(bytea,bigint,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_admin;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_jobs;
+grant execute on function posthorn_api.record_attempts(uuid[],uuid[],uuid[],integer[],text[],integer[],integer[],boolean[]) to posthorn_jobs;
+grant execute on function posthorn_api.redeliver(bytea,uuid,uuid) to posthorn_app;
+grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_admin;
+grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
+grant execute on function posthorn_api.remove_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
-grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[]) to posthorn_app;
+grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[],bigint) to posthorn_app;
 grant execute on function posthorn_api.request_progress(bytea,uuid[]) to posthorn_admin;
 grant execute on function posthorn_api.request_progress(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_admin;
@@ -1421,15 +1701,19 @@ grant execute on function posthorn_api.revoke_oauth_grant(bytea,uuid) to posthor
 grant execute on function posthorn_api.revoke_own_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.ring_keys() to posthorn_admin;
 grant execute on function posthorn_api.ring_keys() to posthorn_app;
+grant execute on function posthorn_api.ring_keys() to posthorn_jobs;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_admin;
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.server_secret() to posthorn_app;
 grant execute on function posthorn_api.session_owner(bytea) to posthorn_app;
+grant execute on function posthorn_api.set_webhook(bytea,text,bytea,bytea,text[],bytea,boolean,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin;
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_app;
+grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
 grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
+grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
@@ -1441,6 +1725,7 @@ grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[])
 grant execute on function posthorn_impl.find_place() to posthorn_engine;
 grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
+grant execute on function posthorn_impl.owners_of_webhooks(uuid[]) to posthorn_engine;
 grant execute on function posthorn_impl.present_state(text,timestamp with time zone,timestamp with time zone) to posthorn_ops;
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.prove_grant_token(bytea) to posthorn_engine;
@@ -1454,6 +1739,7 @@ grant execute on function posthorn_impl.tg_connections__move_reach() to posthorn
 grant execute on function posthorn_impl.tg_messages__keep_place() to posthorn_owner;
 grant select on ops.connections to posthorn_ops;
 grant select on ops.deadlines_behind to posthorn_ops;
+grant select on ops.delivery_attempts to posthorn_ops;
 grant select on ops.fenced_bodies to posthorn_ops;
 grant select on ops.inboxes to posthorn_ops;
 grant select on ops.invariants to posthorn_ops;
@@ -1465,6 +1751,7 @@ grant select on ops.ring_keys to posthorn_ops;
 grant select on ops.server to posthorn_ops;
 grant select on ops.snapshot_holders to posthorn_ops;
 grant select on ops.tables to posthorn_ops;
+grant select on ops.webhooks to posthorn_ops;
 grant select on ops.workers to posthorn_ops;
 grant insert, select, update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.agents to posthorn_jobs;
@@ -1484,6 +1771,12 @@ grant select (owner_id, connection_id, kind, credential_hash, scopes, agent_id, 
 grant insert, select, update (posts, continuations) on posthorn.conversations to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.conversations to posthorn_jobs;
 grant select on posthorn.conversations to posthorn_ops;
+grant insert, select, update (state, attempts, attempts_allowed, next_attempt_at, ended_at) on posthorn.deliveries to posthorn_engine;
+grant delete, select (ctid, owner_id, created_at) on posthorn.deliveries to posthorn_jobs;
+grant select on posthorn.deliveries to posthorn_ops;
+grant insert, select on posthorn.delivery_attempts to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.delivery_attempts to posthorn_jobs;
+grant select on posthorn.delivery_attempts to posthorn_ops;
 grant insert, select on posthorn.events to posthorn_engine;
 grant delete, select (ctid, owner_id, occurred_at) on posthorn.events to posthorn_jobs;
 grant select on posthorn.events to posthorn_ops;
@@ -1504,7 +1797,7 @@ grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) o
 grant select, update (value) on posthorn.limits to posthorn_admin;
 grant select on posthorn.limits to posthorn_engine;
 grant select on posthorn.limits to posthorn_ops;
-grant insert, select, update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
+grant insert, select, update (message_seq, event_seq, unfenced, webhook_events) on posthorn.mailboxes to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.mailboxes to posthorn_jobs;
 grant select on posthorn.mailboxes to posthorn_ops;
 grant delete, insert, select on posthorn.members to posthorn_engine;
@@ -1531,6 +1824,7 @@ grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
 grant insert, select, update (present_until) on posthorn.presence to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.presence to posthorn_jobs;
 grant select on posthorn.proposal_transitions to posthorn_engine;
 grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
@@ -1548,6 +1842,11 @@ grant delete, insert, select on posthorn.sign_in_links to posthorn_engine;
 grant delete, select (ctid, owner_id, expires_at) on posthorn.sign_in_links to posthorn_jobs;
 grant select (owner_id, link_hash, expires_at) on posthorn.sign_in_links to posthorn_prover;
 grant delete, insert, select, update (leased_until, written_at) on posthorn.streams to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.streams to posthorn_jobs;
+grant delete, insert, select, update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.webhooks to posthorn_jobs;
+grant select (owner_id, webhook_id, agent_id, wake_number, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
+grant select (owner_id, webhook_id) on posthorn.webhooks to posthorn_prover;
 grant delete, insert, select, update on posthorn.worker_heartbeats to posthorn_jobs;
 grant select on posthorn.worker_heartbeats to posthorn_ops;
 grant usage on schema ops to posthorn_admin;
@@ -1562,6 +1861,7 @@ grant usage on schema posthorn_api to posthorn_admin;
 grant usage on schema posthorn_api to posthorn_app;
 grant usage on schema posthorn_api to posthorn_jobs;
 grant usage on schema posthorn_impl to posthorn_admin;
+grant usage on schema posthorn_impl to posthorn_enqueuer;
 grant usage on schema posthorn_impl to posthorn_jobs;
 grant usage on schema posthorn_impl to posthorn_ops;
 grant usage on schema posthorn_impl to posthorn_owner;

@@ -74,10 +74,19 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
       port,
       keyRing: ring,
       readKeyRing: () => readKeyRing(config),
+      webhookAllow: config.webhookAllow,
       log,
     });
     closers.push(pod.close);
-    const worker = await startWorker({ databaseUrl: workerUrl, log });
+    const worker = await startWorker({
+      databaseUrl: workerUrl,
+      openDelivery: async () => ({
+        keyRing: ring,
+        readKeyRing: () => readKeyRing(config),
+        allow: config.webhookAllow,
+      }),
+      log,
+    });
     closers.push(worker.close);
 
     const url = publicUrl ?? pod.url;

@@ -20,6 +20,11 @@ export type KnownRingKeys = { ringKeyId: string; proof: Buffer }[];
 /** Where the key ring is, as a setting of loadKeyRing: a path, or the ring itself. */
 const placeOf = (config: Config): string => config.keyRing ?? keyRingFile(config.dataDirectory);
 
+/** Whether there is a key ring, good or not. */
+export function hasKeyRing(config: Config): boolean {
+  return config.keyRing !== undefined || existsSync(keyRingFile(config.dataDirectory));
+}
+
 /** Reads the server's key ring, whatever the database depends on. */
 export async function readKeyRing(config: Config): Promise<KeyRing> {
   return await loadKeyRing(placeOf(config));
@@ -38,7 +43,7 @@ export function keyRingPath(config: Config): string | undefined {
  */
 export async function openKeyRing(config: Config, known: KnownRingKeys): Promise<KeyRing> {
   const path = keyRingFile(config.dataDirectory);
-  if (config.keyRing === undefined && !existsSync(path)) {
+  if (!hasKeyRing(config)) {
     const remedy =
       known.length > 0
         ? 'and this database depends on one. Restore it there'

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import type { Server } from 'node:http';
+import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -7,17 +7,18 @@ import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
 import { createCredentialUse } from './db/credential-use.ts';
 import { ringKeys } from './db/functions.ts';
-import { createListener } from './db/listener.ts';
+import { createListener, type ListenerProblem } from './db/listener.ts';
 import { readSqlFiles, schemaState } from './db/migrate.ts';
 import { canActAs, createPool } from './db/pool.ts';
 import { createReceiptLane } from './db/receipt-lane.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { createSendLane } from './db/send-lane.ts';
-import { createEventsEndpoint } from './events/endpoint.ts';
 import { createStreamHub } from './events/stream-hub.ts';
-import { createApp } from './http/app.ts';
+import { createRequestListener } from './http/app.ts';
+import { createEventStreamDoor } from './http/event-stream-route.ts';
 import { createMcpEndpoint } from './mcp/endpoint.ts';
 import { metrics, showPool } from './metrics.ts';
+import { type AllowList, parseAllowList } from './net/allow-list.ts';
 import { createEgress, type Egress } from './net/egress.ts';
 import { createOAuth } from './oauth/endpoint.ts';
 import type { Services } from './operations/operation.ts';
@@ -32,6 +33,13 @@ const LANE_POOL_SIZE = 4;
 /** How long requests under way may take after the port is closed, in milliseconds. */
 const DRAIN_MS = 10_000;
 const IDLE_CHECK_MS = 20;
+
+/** What an operator is told while notifications do not arrive; meanwhile readers look every few seconds. */
+const LISTENER_PROBLEMS: Record<ListenerProblem, string> = {
+  unreachable: 'POSTHORN_LISTEN_URL does not answer',
+  standby: 'POSTHORN_LISTEN_URL is a standby, which hears nothing: it must be the primary',
+  deaf: 'POSTHORN_LISTEN_URL is a transaction pooler or another database: LISTEN succeeds and nothing arrives',
+};
 
 export interface Pod {
   url: string;
@@ -53,6 +61,8 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
+  /** Where webhooks may go besides public HTTPS; nowhere without it. */
+  webhookAllow?: AllowList;
   /** For tests: what opens outbound connections. */
   egress?: Egress;
   log: Logger;
@@ -77,12 +87,17 @@ export async function startPod(options: {
     throw error;
   }
   const ownerKeysOf = createOwnerKeys(pool, options.keyRing, options.readKeyRing);
-  const listener = createListener(options.listenUrl, (isListening) => {
-    log.info({ isListening }, 'listener');
-    metrics.listening.set(isListening ? 1 : 0);
-    if (isListening) metrics.listenerConnects.inc();
-    // behind a connection that was lost there may be another database now
-    if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
+  const listener = createListener({
+    url: options.listenUrl,
+    speak: (sql, values) => pool.query(sql, values),
+    onChange(isListening, problem) {
+      if (problem) log.warn({ problem }, LISTENER_PROBLEMS[problem]);
+      else log.info({ isListening }, 'listener');
+      metrics.listening.set(isListening ? 1 : 0);
+      if (isListening) metrics.listenerConnects.inc();
+      // behind a connection that was lost there may be another database now
+      if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
+    },
   });
   const services: Services = {
     pool,
@@ -91,6 +106,7 @@ export async function startPod(options: {
     receiptLane: createReceiptLane(lanePool),
     listener,
     credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
+    webhookAllow: options.webhookAllow ?? parseAllowList(''),
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();
@@ -100,7 +116,6 @@ export async function startPod(options: {
       (state) => state === 'current' || state === 'ahead',
       () => false,
     );
-  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal });
   const hub = createStreamHub(services);
   const web = createWeb(services, log);
   // what webhooks may reach besides is not for whoever names a client document: that is anybody
@@ -119,13 +134,15 @@ export async function startPod(options: {
     },
     log,
   });
-  const app = createApp({
+  const mcp = createMcpEndpoint(services, { publicUrl: () => services.publicUrl, log, draining: draining.signal, hub });
+  const events = createEventStreamDoor(services, hub, log);
+  const listen = createRequestListener({
     services,
     log,
     draining: draining.signal,
     isReady,
     mcp,
-    events: createEventsEndpoint(hub),
+    events,
     web: web.middleware,
     oauth,
   });
@@ -135,7 +152,7 @@ export async function startPod(options: {
     await egress.close();
     await endPools();
   };
-  const server = app.listen(options.port, options.host);
+  const server = createServer(listen).listen(options.port, options.host);
   try {
     await once(server, 'listening');
   } catch (error) {

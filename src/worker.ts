@@ -1,28 +1,47 @@
 import { EventEmitter } from 'node:events';
 import { readdir, readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { extname, join } from 'node:path';
 import { setTimeout as wait } from 'node:timers/promises';
 import {
   Logger as JobLogger,
   type LogLevel,
+  type ParsedCronItem,
   parseCrontab,
   type Runner,
   run,
   type Task,
   type WorkerEvents,
 } from 'graphile-worker';
+import type pg from 'pg';
 import type { Logger } from 'pino';
+import type { KeyRing } from './crypto/key-ring.ts';
+import { createUnwrapper } from './crypto/owner-keys.ts';
 import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
 import { metrics, showPool } from './metrics.ts';
+import type { AllowList } from './net/allow-list.ts';
+import { createEgress } from './net/egress.ts';
 import { packageRoot } from './package-root.ts';
+import { createDrain, DELIVERY_LANES, type DrainWebhook } from './webhooks/drain.ts';
 
 /** Jobs that run at once in one worker. */
 const CONCURRENCY = 4;
 
 /** One connection for each job, one to listen, one for the schedule and one for heartbeats. */
 const POOL_SIZE = CONCURRENCY + 3;
+
+/**
+ * Endpoints that one worker delivers to at once. Each may keep us waiting for ten seconds, and costs nothing meanwhile
+ * but a socket: enough of them that a few hundred dead ones, found out together, do not delay the living.
+ */
+const DELIVERY_CONCURRENCY = 500;
+
+/** One connection to listen, one for the jobs, one to end them, and the lanes of claims and records. */
+const DELIVERY_POOL_SIZE = 3 + 2 * DELIVERY_LANES;
+
+/** Jobs are taken and ended many at a time: one query for each would cost more than a delivery does. */
+const DELIVERY_BATCHES = { localQueue: { size: DELIVERY_CONCURRENCY }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };
 
 /** How often a worker says that it lives and looks for dead ones, in milliseconds; three missed beats are a death. */
 const BEAT_MS = 10_000;
@@ -33,9 +52,18 @@ const RESTART_MS = 2_000;
 /** Beside this file's folder, both as jobs/ and, published, as dist/jobs/. */
 const TASK_FOLDER = join(import.meta.dirname, '..', 'jobs');
 
+const DELIVERY_TASK = 'webhook__deliver';
+
 export interface Worker {
   /** Lets the jobs under way finish, then closes everything. */
   close(): Promise<void>;
+}
+
+/** What opens the secrets of webhooks, and where they may go. */
+export interface DeliveryOptions {
+  keyRing: KeyRing;
+  readKeyRing: () => Promise<KeyRing>;
+  allow: AllowList;
 }
 
 /**
@@ -43,59 +71,155 @@ export interface Worker {
  * nothing, since every task finds what is due by itself, and the jobs that it held are freed within a minute.
  *
  * @param options.databaseUrl a direct connection: the worker listens for jobs
+ * @param options.openDelivery asked at the start, and again with each heartbeat while it answers undefined: until then
+ *   this worker leaves webhooks to others
  * @throws Error if the database cannot be reached now; later failures are logged and tried again
  */
-export async function startWorker(options: { databaseUrl: string; log: Logger }): Promise<Worker> {
+export async function startWorker(options: {
+  databaseUrl: string;
+  openDelivery: () => Promise<DeliveryOptions | undefined>;
+  log: Logger;
+}): Promise<Worker> {
   const { log } = options;
+  const openPool = (max: number) => createPool({ url: options.databaseUrl, role: 'posthorn_jobs', max });
   const [taskList, crontab] = await Promise.all([loadTasks(), readFile(join(packageRoot, 'jobs', 'crontab'), 'utf8')]);
-  const pool = createPool({ url: options.databaseUrl, role: 'posthorn_jobs', max: POOL_SIZE });
+  const closing = new AbortController();
+  const pool = openPool(POOL_SIZE);
   showPool('worker', pool);
+  const parsedCronItems = parseCrontab(crontab);
+  const crews = [openCrew({ pool, taskList, parsedCronItems, concurrency: CONCURRENCY }, log, closing.signal)];
+  let endDelivery: (() => Promise<void>) | undefined;
+  let isBeating = false;
+
+  async function startDelivery(): Promise<void> {
+    const delivery = await options.openDelivery();
+    if (!delivery || closing.signal.aborted) return;
+    const deliveryPool = openPool(DELIVERY_POOL_SIZE);
+    showPool('deliveries', deliveryPool);
+    const egress = createEgress({ allow: delivery.allow });
+    const end = async () => {
+      await egress.close();
+      await deliveryPool.end();
+    };
+    const unwrap = createUnwrapper(delivery.keyRing, delivery.readKeyRing);
+    const drain = createDrain({ pool: deliveryPool, egress, unwrap, closing: closing.signal });
+    const crew = openCrew(
+      {
+        pool: deliveryPool,
+        taskList: { [DELIVERY_TASK]: await loadDeliveryTask(drain) },
+        parsedCronItems: [],
+        concurrency: DELIVERY_CONCURRENCY,
+        preset: { worker: DELIVERY_BATCHES },
+      },
+      log,
+      closing.signal,
+    );
+    try {
+      await crew.start();
+    } catch (error) {
+      await end();
+      throw error;
+    }
+    crews.push(crew);
+    endDelivery = end;
+  }
+
+  async function beat(): Promise<void> {
+    for (const { workerId } of crews) {
+      const dead = await beatWorker(pool, { workerId: workerId() });
+      if (dead > 0) log.warn({ dead }, 'jobs of workers that had died were freed');
+    }
+  }
+
+  async function beatOn(): Promise<void> {
+    if (isBeating) return; // the database takes its time
+    isBeating = true;
+    try {
+      await beat();
+      if (!endDelivery) await startDelivery();
+    } catch (err) {
+      log.error({ err }, 'a heartbeat failed');
+    } finally {
+      isBeating = false;
+    }
+  }
+
+  async function close(): Promise<void> {
+    closing.abort();
+    clearInterval(beating);
+    await Promise.all(crews.map((crew) => crew.stop()));
+    for (const { workerId } of crews) await endWorker(pool, { workerId: workerId() }).catch(() => {}); // or it falls silent
+    await endDelivery?.();
+    await pool.end();
+  }
+
+  let beating: NodeJS.Timeout | undefined;
+  try {
+    if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
+    await crews[0]!.start();
+    await startDelivery();
+    await beat();
+  } catch (error) {
+    await close();
+    throw error;
+  }
+  beating = setInterval(() => void beatOn(), BEAT_MS);
+  return { close };
+}
+
+interface CrewOptions {
+  pool: pg.Pool;
+  taskList: Record<string, Task>;
+  parsedCronItems: ParsedCronItem[];
+  concurrency: number;
+  preset?: GraphileConfig.Preset;
+}
+
+interface Crew {
+  /** @throws Error if the database cannot be reached now */
+  start(): Promise<void>;
+  /** By this it locks its jobs; a new one with each run. */
+  workerId(): string;
+  /** Resolves when the jobs under way are done. */
+  stop(): Promise<void>;
+}
+
+/** A number of workers for some tasks, started again whenever they end by themselves. */
+function openCrew({ pool, ...options }: CrewOptions, log: Logger, closing: AbortSignal): Crew {
   const events: WorkerEvents = new EventEmitter();
   countJobs(events);
-  let workerId: string | undefined;
-  // by this the jobs are locked; a new one with each run
+  let workerId = '';
+  let runner: Runner | undefined;
+  let running: Promise<void> | undefined;
   events.on('pool:create', ({ workerPool }) => {
     workerId = workerPool.id;
   });
-  const start = () =>
+  const startRunner = () =>
     run({
+      ...options,
       events,
       pgPool: pool,
-      taskList,
-      parsedCronItems: parseCrontab(crontab),
-      concurrency: CONCURRENCY,
       noHandleSignals: true,
       noPreparedStatements: true,
       logger: jobLogger(log),
     });
 
-  const closing = new AbortController();
-  let runner: Runner;
-  try {
-    if (await fenceIfRestored(pool)) log.warn('this database was restored; all mail in it was fenced');
-    runner = await start();
-    await beat();
-  } catch (error) {
-    await pool.end();
-    throw error;
-  }
-
-  async function keepRunning(): Promise<void> {
-    for (let next: Runner | undefined = runner; next; next = await startAgain()) {
+  async function keepRunning(first: Runner): Promise<void> {
+    for (let next: Runner | undefined = first; next; next = await startAgain()) {
       runner = next;
       // closed while it was starting
-      if (closing.signal.aborted) await runner.stop();
+      if (closing.aborted) await runner.stop();
       await runner.promise.catch((err) => log.error({ err }, 'the worker stopped'));
     }
   }
 
   /** @returns undefined when nobody wants it any more */
   async function startAgain(): Promise<Runner | undefined> {
-    while (!closing.signal.aborted) {
-      await wait(RESTART_MS, undefined, { signal: closing.signal }).catch(() => {});
-      if (closing.signal.aborted) return undefined;
+    while (!closing.aborted) {
+      await wait(RESTART_MS, undefined, { signal: closing }).catch(() => {});
+      if (closing.aborted) return undefined;
       try {
-        return await start();
+        return await startRunner();
       } catch (err) {
         log.error({ err }, 'the worker could not start again');
       }
@@ -103,21 +227,15 @@ export async function startWorker(options: { databaseUrl: string; log: Logger })
     return undefined;
   }
 
-  async function beat(): Promise<void> {
-    const dead = await beatWorker(pool, { workerId: workerId! });
-    if (dead > 0) log.warn({ dead }, 'jobs of workers that had died were freed');
-  }
-
-  const beating = setInterval(() => void beat().catch((err) => log.error({ err }, 'a heartbeat failed')), BEAT_MS);
-  const running = keepRunning();
   return {
-    async close() {
-      closing.abort();
-      clearInterval(beating);
-      await runner.stop().catch(() => {}); // it may have stopped by itself
+    async start() {
+      runner = await startRunner();
+      running = keepRunning(runner);
+    },
+    workerId: () => workerId,
+    async stop() {
+      await runner?.stop().catch(() => {}); // it may have stopped by itself
       await running;
-      await endWorker(pool, { workerId: workerId! }).catch(() => {}); // or it falls silent
-      await pool.end();
     },
   };
 }
@@ -134,13 +252,21 @@ function countJobs(events: WorkerEvents): void {
   });
 }
 
-/** Each file `noun__verb.ts` exports its task as default. */
+/** Each file `noun__verb.ts` exports its task as default; but that of deliveries, which is made for what it sends with. */
 async function loadTasks(): Promise<Record<string, Task>> {
-  const files = (await readdir(TASK_FOLDER)).filter((name) => /^[a-z_]+__[a-z_]+\.(ts|js)$/.test(name));
+  const files = (await readdir(TASK_FOLDER)).filter(
+    (name) => /^[a-z_]+__[a-z_]+\.(ts|js)$/.test(name) && !name.startsWith(DELIVERY_TASK),
+  );
   const tasks = await Promise.all(
     files.map(async (name) => [name.slice(0, -3), (await import(join(TASK_FOLDER, name))).default as Task]),
   );
   return Object.fromEntries(tasks);
+}
+
+async function loadDeliveryTask(drain: DrainWebhook): Promise<Task> {
+  const file = `${DELIVERY_TASK}${extname(import.meta.filename)}`;
+  const { default: createTask } = await import(join(TASK_FOLDER, file));
+  return createTask(drain);
 }
 
 /** Each finished job is news to nobody; its failure is. Messages hold task names, ids and times. */

@@ -195,7 +195,7 @@ test('when the database quotes it in an error, to a pod and to a worker', async 
       idempotency_key: newKey(),
     }),
   ).toContain('unavailable');
-  expect(pod.stderr()).toContain('"msg":"unavailable"');
+  await expect.poll(() => pod.stderr()).toContain('"msg":"unavailable"');
   await posthorn.database.as('posthorn_jobs').query(`select graphile_worker.add_job('outdated__delete')`);
   await expect.poll(() => worker.stderr(), { timeout: 20_000 }).toContain('a job failed');
 });

@@ -10,7 +10,7 @@ declare
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
     'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence',
-    'sign_in_links', 'oauth_grants', 'grant_tokens'];
+    'webhooks', 'deliveries', 'delivery_attempts', 'sign_in_links', 'oauth_grants', 'grant_tokens'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop
@@ -50,11 +50,15 @@ grant select, insert on
 grant select, insert on posthorn.streams, posthorn.presence to posthorn_engine;
 grant update (leased_until, written_at), delete on posthorn.streams to posthorn_engine;
 grant update (present_until) on posthorn.presence to posthorn_engine;
+grant select, insert on posthorn.webhooks, posthorn.deliveries, posthorn.delivery_attempts to posthorn_engine;
+grant delete on posthorn.webhooks to posthorn_engine;
+grant update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;
+grant update (state, attempts, attempts_allowed, next_attempt_at, ended_at) on posthorn.deliveries to posthorn_engine;
 grant delete on posthorn.owner_keys, posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
 grant update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
 grant update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
-grant update (message_seq, event_seq, unfenced) on posthorn.mailboxes to posthorn_engine;
+grant update (message_seq, event_seq, unfenced, webhook_events) on posthorn.mailboxes to posthorn_engine;
 grant update (name, purpose, generation, approved_at, expires_at, revoked_at) on posthorn.groups to posthorn_engine;
 grant update (post_times, post_counts) on posthorn.group_counters to posthorn_engine;
 grant update (posts, continuations) on posthorn.conversations to posthorn_engine;
@@ -67,7 +71,7 @@ do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries'] loop
+  foreach v_table in array array['owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts'] loop
     execute format('drop policy if exists select_all on posthorn.%I', v_table);
     execute format('create policy select_all on posthorn.%I for select to posthorn_ops using (true)', v_table);
   end loop;
@@ -83,6 +87,9 @@ grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on post
 grant select (owner_id, proposal_id, position, message_id) on posthorn.held_bodies to posthorn_ops;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
 grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) on posthorn.idempotency_keys to posthorn_ops;
+-- the host of an address may name somebody's machine: the owner's to see, as labels are
+grant select (owner_id, webhook_id, agent_id, events, status, disabled_reason, consecutive_failures, next_attempt_at, wake_number, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
+grant select on posthorn.deliveries, posthorn.delivery_attempts to posthorn_ops;
 grant usage on sequence posthorn.owners_owner_id_seq to posthorn_engine;
 
 -- The person at the server wraps owners' keys anew. What they see is wrapped: worth nothing without the ring.

@@ -194,4 +194,5 @@ comment on function ops.set_limit(text, bigint) is 'Changes a limit for the next
 
 grant execute on function posthorn_api.owner_settings(bytea), posthorn_api.change_owner_settings(bytea, boolean, boolean) to posthorn_app, posthorn_admin;
 grant execute on function posthorn_api.owner_key(bytea), posthorn_api.ring_keys() to posthorn_app, posthorn_admin;
+grant execute on function posthorn_api.ring_keys() to posthorn_jobs;
 grant execute on function ops.create_owner(text, text, bytea, uuid), ops.add_ring_key(text, bytea), ops.set_limit(text, bigint) to posthorn_admin;

@@ -212,6 +212,8 @@ begin
   if not found then
     perform posthorn_impl.refuse('not_found');
   end if;
+  -- what a paired machine renewed by itself is an old credential, too
+  delete from posthorn.grant_tokens t where t.owner_id = v_actor.owner_id and t.connection_id = p_connection_id;
   -- streams under the old credential end
   perform posthorn_impl.wake_agents(v_actor.owner_id, array(
     select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id and a.connection_id = p_connection_id

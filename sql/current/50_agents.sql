@@ -11,10 +11,27 @@ create type posthorn_impl.agent_view as (
   installation text,
   created_at timestamptz,
   revoked_at timestamptz,
-  is_listening boolean,
+  presence_kind text,
   client_id text,
   shared_group_ids uuid[]
 );
+
+create function posthorn_impl.presence_of(
+  p_owner_id int,
+  p_agent_id uuid,
+  p_now timestamptz
+) returns text
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select case
+           when exists (select from posthorn.presence p where p.owner_id = p_owner_id and p.agent_id = p_agent_id and p.present_until > p_now) then 'events'
+           when exists (select from posthorn.webhooks w where w.owner_id = p_owner_id and w.agent_id = p_agent_id and w.status = 'active' and w.consecutive_failures < 3) then 'webhook'
+         end
+$$;
+comment on function posthorn_impl.presence_of(int, uuid, timestamptz) is 'How an agent is live: events (it listens), webhook (one that failed fewer than three times in a row), or null. Never decides what is delivered.';
 
 create function posthorn_impl.view_agents(
   p_owner_id int,
@@ -28,7 +45,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select a.agent_id, a.label, a.runtime, a.runtime_version, a.origin_kind, c.connection_id, c.label, a.installation, a.created_at, a.revoked_at,
-         exists (select from posthorn.presence p where p.owner_id = p_owner_id and p.agent_id = a.agent_id and p.present_until > p_now),
+         posthorn_impl.presence_of(p_owner_id, a.agent_id, p_now),
          a.client_id,
          array(
            select mine.group_id
@@ -120,7 +137,7 @@ begin
   end if;
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[v_agent.agent_id], v_now) v);
 end $$;
-comment on function posthorn_api.register_agent(bytea, text, text, text, text) is 'Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. [nullable: runtime_version, revoked_at, client_id]';
+comment on function posthorn_api.register_agent(bytea, text, text, text, text) is 'Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.list_agents(
   p_credential bytea,
@@ -148,7 +165,7 @@ begin
             order by a.agent_id
             limit p_limit), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at, client_id]';
+comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.list_owner_agents(
   p_credential bytea
@@ -166,7 +183,7 @@ begin
     from posthorn_impl.view_agents(v_actor.owner_id, null, array(
            select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at, client_id]';
+comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.agent_status(
   p_credential bytea,
@@ -176,10 +193,15 @@ create function posthorn_api.agent_status(
   agent_id uuid,
   discoverable_agents int,
   live_peers int,
-  is_listening boolean,
+  presence_kind text,
   pending_messages int,
   pending_proposals int,
-  wake_number int
+  wake_number int,
+  webhook_url_host text,
+  webhook_events text[],
+  webhook_status text,
+  webhook_consecutive_failures int,
+  webhook_last_delivered_at timestamptz
 )
 language plpgsql
 volatile
@@ -200,17 +222,22 @@ begin
          v_me.agent_id,
          (select count(*)::int from posthorn.agents a where a.owner_id = v_me.owner_id and a.revoked_at is null and a.agent_id is distinct from v_me.agent_id),
          (select count(*)::int
-            from posthorn.presence p
-            join posthorn.agents a on a.owner_id = v_me.owner_id and a.agent_id = p.agent_id and a.revoked_at is null
-           where p.owner_id = v_me.owner_id and p.present_until > v_now and p.agent_id is distinct from v_me.agent_id),
-         exists (select from posthorn.presence p where p.owner_id = v_me.owner_id and p.agent_id = v_me.agent_id and p.present_until > v_now),
+            from (select p.agent_id from posthorn.presence p where p.owner_id = v_me.owner_id and p.present_until > v_now
+                   union
+                  select w.agent_id from posthorn.webhooks w where w.owner_id = v_me.owner_id and w.status = 'active' and w.consecutive_failures < 3) l
+            join posthorn.agents a on a.owner_id = v_me.owner_id and a.agent_id = l.agent_id and a.revoked_at is null
+           where l.agent_id is distinct from v_me.agent_id),
+         posthorn_impl.presence_of(v_me.owner_id, v_me.agent_id, v_now),
          coalesce(posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), 0),
          (select count(*)::int
             from posthorn.proposals p
            where p.owner_id = v_me.owner_id and p.state = 'pending' and p.expires_at > v_now and p.agent_ids @> array[v_me.agent_id]),
-         (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and b.agent_id = v_me.agent_id);
+         (select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and b.agent_id = v_me.agent_id),
+         w.url_host, w.events, w.status, w.consecutive_failures, w.last_delivered_at
+    from (values (v_me.owner_id, v_me.agent_id)) me(owner_id, agent_id)
+    left join posthorn.webhooks w on w.owner_id = me.owner_id and w.agent_id = me.agent_id;
 end $$;
-comment on function posthorn_api.agent_status(bytea, uuid) is 'Counts that an agent asks for every turn; without an agent yet, agent_id is null. [nullable: agent_id, wake_number]';
+comment on function posthorn_api.agent_status(bytea, uuid) is 'Counts that an agent asks for every turn, and its webhook in short; without an agent yet, agent_id is null. [nullable: agent_id, presence_kind, wake_number, webhook_url_host, webhook_events, webhook_status, webhook_consecutive_failures, webhook_last_delivered_at]';
 
 create function posthorn_impl.count_pending(
   p_owner_id int,
@@ -262,7 +289,7 @@ begin
       from unnest(v_groups) g(group_id)
      where (select count(*) from posthorn.members m where m.owner_id = p_actor.owner_id and m.group_id = g.group_id and m.agent_id <> p_agent_id) < 2);
   v_ended := v_ended || array(select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_lonely) m);
-  perform posthorn_impl.lock_requests(p_actor.owner_id, posthorn_impl.agents_of_messages(p_actor.owner_id, v_ended));
+  perform posthorn_impl.lock_requests(p_actor.owner_id, posthorn_impl.agents_of_messages(p_actor.owner_id, v_ended) || p_agent_id);
   v_now := posthorn_impl.clock();
   update posthorn.agents a
      set revoked_at = v_now,
@@ -274,6 +301,7 @@ begin
     return;
   end if;
   perform posthorn_impl.wake_agents(p_actor.owner_id, array[p_agent_id]); -- its streams end
+  perform posthorn_impl.delete_webhooks(p_actor.owner_id, array[p_agent_id], '{}');
   delete from posthorn.members m where m.owner_id = p_actor.owner_id and m.agent_id = p_agent_id;
   perform posthorn_impl.record_act(p_actor, 'agent.revoke', p_agent_id, v_now, p_agent_id);
   perform posthorn_impl.close_groups(p_actor, v_lonely, v_now);
@@ -332,7 +360,7 @@ begin
   update posthorn.agents a set revoked_by = 'owner' where a.owner_id = v_actor.owner_id and a.agent_id = p_agent_id;
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.revoke_agent(bytea, uuid) is 'The owner takes an agent out of service until they restore it. [nullable: runtime_version, revoked_at, client_id]';
+comment on function posthorn_api.revoke_agent(bytea, uuid) is 'The owner takes an agent out of service until they restore it. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.restore_agent(
   p_credential bytea,
@@ -364,7 +392,7 @@ begin
   perform posthorn_impl.record_act(v_actor, 'agent.restore', p_agent_id, v_now, p_agent_id);
   return (select v from posthorn_impl.view_agents(v_actor.owner_id, null, array[p_agent_id], v_now) v);
 end $$;
-comment on function posthorn_api.restore_agent(bytea, uuid) is 'The owner lifts a revocation; the agent joins no group by itself. [nullable: runtime_version, revoked_at, client_id]';
+comment on function posthorn_api.restore_agent(bytea, uuid) is 'The owner lifts a revocation; the agent joins no group by itself. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 grant execute on function
   posthorn_api.register_agent(bytea, text, text, text, text), posthorn_api.list_agents(bytea, uuid, uuid, int),

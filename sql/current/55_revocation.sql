@@ -17,6 +17,7 @@ declare
   v_silenced uuid[];
   v_groups uuid[];
   v_ended uuid[];
+  v_locked uuid[];
 begin
   perform posthorn_impl.lock_owner(p_actor.owner_id);
   v_now := posthorn_impl.clock();
@@ -63,7 +64,10 @@ begin
         or m.connection_id = any (v_connections)
     union
     select m.message_id from posthorn_impl.unfenced_in_groups(p_actor.owner_id, v_groups) m where m.connection_id = any (v_connections) and m.state = 'queued');
-  perform posthorn_impl.lock_mailboxes_of(array_fill(p_actor.owner_id, array[cardinality(v_ended)]), v_ended);
+  -- with those of its agents, whose webhooks end
+  v_locked := v_agents || posthorn_impl.agents_of_messages(p_actor.owner_id, v_ended) || array(
+    select w.agent_id from posthorn.webhooks w where w.owner_id = p_actor.owner_id and w.connection_id = any (v_connections));
+  perform posthorn_impl.lock_mailboxes(array_fill(p_actor.owner_id, array[cardinality(v_locked)]), v_locked);
   v_now := posthorn_impl.clock();
   update posthorn.connections c
      set revoked_at = v_now
@@ -71,6 +75,7 @@ begin
      and c.connection_id = any (v_connections)
      and c.revoked_at is null;
   delete from posthorn.grant_tokens t where t.owner_id = p_actor.owner_id and t.connection_id = any (v_connections);
+  perform posthorn_impl.delete_webhooks(p_actor.owner_id, v_silenced, v_connections);
   perform posthorn_impl.end_messages(p_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(p_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
 end $$;

@@ -67,10 +67,14 @@ as $$
 begin
   -- a payload of 8,000 bytes fails the transaction; one star means: look at everything
   perform pg_notify('posthorn', case when length(p.payload) > 7900 then '*' else p.payload end)
-     from (select string_agg(distinct w::text, ',') as payload from unnest(p_wake_numbers) w) p
+     from (select string_agg(distinct abs(w)::text, ',') as payload from unnest(p_wake_numbers) w) p
     where p.payload is not null;
+  -- below zero: a webhook wants what was appended. So a batch that no webhook wants pays for one comparison.
+  if 0 > any (p_wake_numbers) then
+    perform posthorn_impl.drain_webhooks(array(select distinct -w from unnest(p_wake_numbers) w where w < 0));
+  end if;
 end $$;
-comment on function posthorn_impl.wake(int[]) is 'Tells every pod that these mailboxes changed: one notification for a whole batch.';
+comment on function posthorn_impl.wake(int[]) is 'Tells every pod that these mailboxes changed: one notification for a whole batch. A number below zero also starts the deliveries of the mailbox''s webhook; its row is locked then.';
 
 create function posthorn_impl.wake_agents(
   p_owner_id int,
@@ -172,7 +176,8 @@ begin
       from tally t
      where b.owner_id = t.owner_id
        and b.agent_id = t.agent_id
-    returning b.owner_id, b.agent_id, b.wake_number, b.event_seq - t.told as event_base, t.told, t.told_ids, t.told_states
+    returning b.owner_id, b.agent_id, case when 'message.state' = any (b.webhook_events) then -b.wake_number else b.wake_number end as wake_number,
+              b.event_seq - t.told as event_base, t.told, t.told_ids, t.told_states
   ), told as (
     insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, state, occurred_at)
     select c.owner_id, c.agent_id, c.event_base + e.position, 'message.state', e.message_id, e.state, p_now

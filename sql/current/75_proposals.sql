@@ -153,7 +153,7 @@ begin
       from (select t.agent_id, count(*)::int as events from told t group by t.agent_id) t
      where b.owner_id = p_owner_id
        and b.agent_id = t.agent_id
-    returning b.agent_id, b.wake_number, b.event_seq - t.events as event_base
+    returning b.agent_id, case when 'proposal.decided' = any (b.webhook_events) then -b.wake_number else b.wake_number end as wake_number, b.event_seq - t.events as event_base
   ), logged as (
     insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, state, occurred_at)
     select p_owner_id, t.agent_id, c.event_base + row_number() over (partition by t.agent_id order by t.proposal_id), 'proposal.decided', t.proposal_id, p_message_state, p_now
@@ -283,7 +283,8 @@ begin
       from (select h.recipient_agent_id, count(*)::int as messages from held h group by h.recipient_agent_id) x
      where b.owner_id = p_owner_id
        and b.agent_id = x.recipient_agent_id
-    returning b.agent_id, b.wake_number, b.message_seq - x.messages as message_base, b.event_seq - x.messages as event_base
+    returning b.agent_id, case when 'messaging.pending' = any (b.webhook_events) then -b.wake_number else b.wake_number end as wake_number,
+              b.message_seq - x.messages as message_base, b.event_seq - x.messages as event_base
   ), placed as materialized (
     select h.*, c.wake_number, c.message_base + h.place as message_seq, c.event_base + h.place as event_seq
       from held h

@@ -404,7 +404,8 @@ begin
            e.*, count(*) over (partition by f.owner_id, e.recipient_agent_id) as wanted
       from fact f
       left join lateral (
-        select m.agent_id as recipient_agent_id, b.wake_number, b.message_seq as message_base, b.event_seq as event_base, v_inbox - b.unfenced as room,
+        select m.agent_id as recipient_agent_id, case when 'messaging.pending' = any (b.webhook_events) then -b.wake_number else b.wake_number end as wake_number,
+               b.message_seq as message_base, b.event_seq as event_base, v_inbox - b.unfenced as room,
                c.message_id, c.ciphertext
           from posthorn.members m
           join posthorn.agents a on a.owner_id = f.owner_id and a.agent_id = m.agent_id and a.revoked_at is null and a.reachable_until > p_now

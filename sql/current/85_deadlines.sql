@@ -161,7 +161,9 @@ begin
       ('posts', 'receipt_days', 'created_at', 'true'),
       ('messages', 'receipt_days', 'created_at', $c$state not in ('held', 'queued', 'delivered')$c$),
       ('events', 'event_days', 'occurred_at', 'true'),
-      ('proposals', 'receipt_days', 'decided_at', $c$state <> 'pending'$c$)
+      ('proposals', 'receipt_days', 'decided_at', $c$state <> 'pending'$c$),
+      -- with their attempts; one that waits for longer is stranded
+      ('deliveries', 'delivery_days', 'created_at', 'true')
     ) r(table_name, limit_name, time_column, condition)
   loop
     execute format('drop policy if exists select_outdated on posthorn.%I', v_rule.table_name);
@@ -175,8 +177,8 @@ begin
       v_rule.table_name, v_rule.condition, v_rule.time_column, v_rule.limit_name);
   end loop;
 end $$;
-grant delete on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.events, posthorn.proposals to posthorn_jobs;
-grant select (owner_id, created_at, ctid) on posthorn.idempotency_keys, posthorn.posts, posthorn.messages to posthorn_jobs;
+grant delete on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.events, posthorn.proposals, posthorn.deliveries to posthorn_jobs;
+grant select (owner_id, created_at, ctid) on posthorn.idempotency_keys, posthorn.posts, posthorn.messages, posthorn.deliveries to posthorn_jobs;
 grant select (state) on posthorn.messages to posthorn_jobs;
 grant select (owner_id, occurred_at, ctid) on posthorn.events to posthorn_jobs;
 grant select (decided_at, ctid) on posthorn.proposals to posthorn_jobs;
@@ -196,7 +198,7 @@ as $$
 declare
   v_end bigint := p_first_page + p_pages;
 begin
-  if p_table not in ('idempotency_keys', 'posts', 'messages', 'events', 'proposals') then
+  if p_table not in ('idempotency_keys', 'posts', 'messages', 'events', 'proposals', 'deliveries') then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["table"]}');
   end if;
   -- Page by page, since no index knows old rows: one by time would cost every send, and a range index forgets nothing,
@@ -205,6 +207,6 @@ begin
     using format('(%s,0)', p_first_page)::tid, format('(%s,0)', v_end)::tid;
   return v_end < pg_relation_size(format('posthorn.%I', p_table)::regclass) / current_setting('block_size')::int;
 end $$;
-comment on function posthorn_api.delete_outdated(text, bigint, int) is 'Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events after theirs. Answers whether more pages follow.';
+comment on function posthorn_api.delete_outdated(text, bigint, int) is 'Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events and deliveries after theirs. Answers whether more pages follow.';
 
 grant execute on function posthorn_api.delete_outdated(text, bigint, int), posthorn_impl.refuse(text, jsonb) to posthorn_jobs;

@@ -12,6 +12,17 @@ as $$
 $$;
 comment on function posthorn_impl.epoch() is 'Which history of the event log this is: a restore begins another, and ids of an older one are not continued.';
 
+create function posthorn_impl.commit_leases() returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform set_config('synchronous_commit', 'off', true);
+end $$;
+comment on function posthorn_impl.commit_leases() is 'Lets this transaction commit without waiting for the disk: it writes only leases, which a crash takes along anyway.';
+
 create function posthorn_impl.stream_is_live(
   p_stream posthorn.streams,
   p_now timestamptz
@@ -56,7 +67,7 @@ create function posthorn_api.open_stream(
   last_seq bigint,
   first_seq bigint,
   epoch bigint,
-  expires_at timestamptz
+  expires_in_ms bigint
 )
 language plpgsql
 volatile
@@ -72,11 +83,12 @@ declare
   v_agents uuid[] := array(select distinct i.agent_id from unnest(v_identities) i order by 1);
   v_connection posthorn.connections;
   v_now timestamptz;
-  v_wakes int[];
+  v_kept_since timestamptz;
 begin
   if v_problem is not null then
     perform posthorn_impl.refuse(v_problem);
   end if;
+  perform posthorn_impl.commit_leases();
   -- the connection's row is the lock of its slots
   select c.* into v_connection
     from posthorn.connections c
@@ -91,7 +103,14 @@ begin
   delete from posthorn.streams s
    where s.owner_id = v_me.owner_id
      and s.connection_id = v_me.connection_id
-     and (s.stream_id = p_succeeds or not posthorn_impl.stream_is_live(s, v_now));
+     and s.stream_id = p_succeeds;
+  if found then
+    perform pg_notify('posthorn', 'stream ' || p_succeeds); -- the pod that holds it asks, and finds it gone
+  end if;
+  delete from posthorn.streams s
+   where s.owner_id = v_me.owner_id
+     and s.connection_id = v_me.connection_id
+     and not posthorn_impl.stream_is_live(s, v_now);
   if (select count(*) from posthorn.streams s where s.owner_id = v_me.owner_id and s.connection_id = v_me.connection_id)
      >= posthorn_impl.limit_value('streams_per_connection') then
     perform posthorn_impl.refuse('stream_limit');
@@ -99,25 +118,26 @@ begin
   insert into posthorn.streams (owner_id, stream_id, connection_id, pod_id, agent_ids, opened_at, leased_until, written_at)
   values (v_me.owner_id, p_stream_id, v_me.connection_id, p_pod_id, v_agents, v_now, v_now + interval '45 seconds', v_now);
   perform posthorn_impl.note_presence(array_fill(v_me.owner_id, array[cardinality(v_agents)]), v_agents, v_now);
-  if p_succeeds is not null then
-    v_wakes := array(select b.wake_number from posthorn.mailboxes b where b.owner_id = v_me.owner_id and b.agent_id = any (v_agents));
-    perform posthorn_impl.wake(v_wakes); -- the pod that held the old one looks and finds it gone
-  end if;
+  -- events are deleted page by page and not in their order, so the log's floor is where nothing is due to go
+  v_kept_since := posthorn_impl.kept_since('event_days');
   return query
   select b.agent_id, b.wake_number, b.event_seq,
-         coalesce((select e.seq from posthorn.events e where e.owner_id = b.owner_id and e.agent_id = b.agent_id order by e.seq limit 1), b.event_seq + 1),
-         posthorn_impl.epoch(), nullif(v_connection.expires_at, 'infinity')
+         coalesce((select e.seq from posthorn.events e
+                    where e.owner_id = b.owner_id and e.agent_id = b.agent_id and e.occurred_at > v_kept_since order by e.seq limit 1), b.event_seq + 1),
+         posthorn_impl.epoch(),
+         case when v_connection.expires_at < 'infinity' then extract(epoch from v_connection.expires_at - v_now)::bigint * 1000 end
     from posthorn.mailboxes b
    where b.owner_id = v_me.owner_id
      and b.agent_id = any (v_agents)
    order by b.agent_id;
 end $$;
-comment on function posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid) is 'Takes one of the connection''s slots for a stream over these agents (none: the one it acts as); answers where each agent''s log begins and ends. Raises stream_limit and what is wrong with the caller. [nullable: expires_at]';
+comment on function posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid) is 'Takes one of the connection''s slots for a stream over these agents (none: the one it acts as); answers where each agent''s log begins and ends. Raises stream_limit and what is wrong with the caller. [nullable: expires_in_ms]';
 
 create function posthorn_api.renew_streams(
   p_credentials bytea[],
   p_stream_ids uuid[],
-  p_written boolean[]
+  p_written boolean[],
+  p_epoch bigint
 ) returns table (
   stream_id uuid,
   problem text
@@ -131,8 +151,11 @@ as $$
 declare
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
   v_now timestamptz := posthorn_impl.clock();
+  v_suspended int[] := array(
+    select o.owner_id from posthorn.owners o where o.owner_id = any (array(select p.owner_id from unnest(v_proven) p)) and o.suspended_at is not null);
   v_renewed posthorn.streams[];
 begin
+  perform posthorn_impl.commit_leases();
   with renewed as (
     update posthorn.streams s
        set leased_until = v_now + interval '45 seconds',
@@ -144,18 +167,26 @@ begin
     returning s.*
   )
   select array_agg(row(r.*)::posthorn.streams) into v_renewed from renewed r;
-  perform posthorn_impl.note_presence(array_agg(r.owner_id), array_agg(a), v_now) from unnest(v_renewed) r, unnest(r.agent_ids) a;
+  -- who takes nothing from the socket is not listening either
+  perform posthorn_impl.note_presence(array_agg(r.owner_id), array_agg(a), v_now)
+     from unnest(v_renewed) r, unnest(r.agent_ids) a
+    where posthorn_impl.stream_is_live(r, v_now);
   return query
-  select u.stream_id,
-         case
-           when p.owner_id is null then 'unauthorized'
-           when exists (select from posthorn.owners o where o.owner_id = p.owner_id and o.suspended_at is not null) then 'owner_suspended'
-           when not exists (select from unnest(v_renewed) r where r.stream_id = u.stream_id) then 'replaced'
-         end
-    from unnest(p_stream_ids) with ordinality u(stream_id, item)
-    left join unnest(v_proven) p on p.item = u.item;
+  select e.stream_id, e.problem
+    from (
+      select u.stream_id,
+             case
+               when p.owner_id is null then 'unauthorized'
+               when p.owner_id = any (v_suspended) then 'owner_suspended'
+               when r.stream_id is null then 'replaced'
+               when p_epoch <> posthorn_impl.epoch() then 'other_epoch'
+             end as problem
+        from unnest(p_stream_ids) with ordinality u(stream_id, item)
+        left join unnest(v_proven) p on p.item = u.item
+        left join unnest(v_renewed) r on r.stream_id = u.stream_id) e
+   where e.problem is not null;
 end $$;
-comment on function posthorn_api.renew_streams(bytea[], uuid[], boolean[]) is 'Renews the leases of a pod''s streams and the presence of their agents, in one statement an interval; answers which must end. [nullable: problem]';
+comment on function posthorn_api.renew_streams(bytea[], uuid[], boolean[], bigint) is 'Renews the leases of a pod''s streams and the presence of their agents, in one statement an interval; answers which must end, and why: unauthorized, owner_suspended, replaced (its row is gone), other_epoch.';
 
 create function posthorn_api.close_streams(
   p_credentials bytea[],
@@ -169,6 +200,7 @@ as $$
 declare
   v_proven posthorn_impl.proven[] := array(select p from posthorn_impl.prove(p_credentials) p);
 begin
+  perform posthorn_impl.commit_leases();
   delete from posthorn.streams s
    using unnest(v_proven) p
    where s.owner_id = p.owner_id
@@ -179,7 +211,6 @@ comment on function posthorn_api.close_streams(bytea[], uuid[]) is 'Gives slots 
 
 create function posthorn_api.read_events(
   p_credentials bytea[],
-  p_stream_ids uuid[],
   p_agent_ids uuid[],
   p_after bigint[],
   p_limit int
@@ -201,6 +232,10 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_seqscan = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -208,32 +243,51 @@ declare
   v_now timestamptz := posthorn_impl.clock();
 begin
   return query
-  select i.item,
-         coalesce(i.problem, case when p_stream_ids[i.item] is not null and not exists (
-           select from posthorn.streams s where s.owner_id = i.owner_id and s.stream_id = p_stream_ids[i.item]) then 'replaced' end),
-         e.seq, e.kind, e.subject_id, e.state, e.occurred_at, e.group_id, e.conversation_id, e.message_ids,
-         case when e.kind = 'messaging.pending' then posthorn_impl.count_pending(i.owner_id, i.agent_id, v_now) end
-    from unnest(v_identities) i
+  -- By the indexes whatever the statistics say: planned while the log was empty, each page of 60,000 events read them all.
+  -- Asked again in the statement that reads, so by the same snapshot: what was committed after a revocation is never
+  -- read, not even if both came between the proof and this statement.
+  with reader as materialized (
+    select i.item, i.owner_id, i.agent_id, p_after[i.item] as after,
+           case
+             when i.problem is not null then i.problem
+             when c.connection_id is null then 'unauthorized'
+             when a.revoked_at is not null then 'agent_revoked'
+             when o.suspended_at is not null then 'owner_suspended'
+           end as problem
+      from unnest(v_identities) i
+      -- joins: an exists would be planned as a hash over every owner there is
+      left join posthorn.connections c
+             on c.owner_id = i.owner_id and c.connection_id = i.connection_id and c.credential_hash = p_credentials[i.item]
+            and c.revoked_at is null and c.expires_at > v_now
+      left join posthorn.agents a on a.owner_id = i.owner_id and a.agent_id = i.agent_id
+      left join posthorn.owners o on o.owner_id = i.owner_id
+  )
+  select r.item, r.problem, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, e.group_id, e.conversation_id, e.message_ids,
+         case when e.kind = 'messaging.pending' then posthorn_impl.count_pending(r.owner_id, r.agent_id, v_now) end
+    from reader r
     left join lateral (
       select x.seq, x.kind, x.subject_id, x.state, x.occurred_at, m.group_id, m.conversation_id,
              case when x.kind in ('messaging.pending', 'message.state') then array[x.subject_id]
                   else array(select h.message_id from posthorn.messages h
-                              where h.owner_id = i.owner_id and h.proposal_id = x.subject_id and h.sender_agent_id = i.agent_id order by h.message_id) end as message_ids
+                              where h.owner_id = r.owner_id and h.proposal_id = x.subject_id and h.sender_agent_id = r.agent_id order by h.message_id) end as message_ids
         from posthorn.events x
-        left join posthorn.messages m on m.owner_id = i.owner_id and m.message_id = x.subject_id and x.kind = 'messaging.pending'
-       where x.owner_id = i.owner_id
-         and x.agent_id = i.agent_id
-         and x.seq > p_after[i.item]
+        left join posthorn.messages m on m.owner_id = r.owner_id and m.message_id = x.subject_id and x.kind = 'messaging.pending'
+       where x.owner_id = r.owner_id
+         and x.agent_id = r.agent_id
+         and x.seq > r.after
        order by x.seq
-       limit p_limit) e on i.problem is null
-   order by i.item, e.seq;
+       limit p_limit) e on r.problem is null
+   where r.problem is not null or e.seq is not null
+   order by r.item, e.seq;
 end $$;
-comment on function posthorn_api.read_events(bytea[], uuid[], uuid[], bigint[], int) is 'The next events of many agents'' logs, each after its sequence number; for a stream also whether it must end. One row with a null seq where there is nothing. [nullable: problem, seq, kind, subject_id, state, occurred_at, group_id, conversation_id, message_ids, pending_count]';
+comment on function posthorn_api.read_events(bytea[], uuid[], bigint[], int) is 'The next events of many agents'' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. [nullable: problem, seq, kind, subject_id, state, occurred_at, group_id, conversation_id, message_ids, pending_count]';
 
-create function posthorn_api.inbox_snapshot(
+create function posthorn_api.inbox_snapshots(
   p_credential bytea,
-  p_agent_id uuid default null
+  p_agent_ids uuid[]
 ) returns table (
+  agent_id uuid,
+  last_seq bigint,
   pending_count int,
   message_ids uuid[],
   proposal_ids uuid[]
@@ -243,19 +297,29 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
 declare
-  v_me posthorn_impl.identity := posthorn_impl.identify_agent(p_credential, p_agent_id);
+  v_identities posthorn_impl.identity[] := array(
+    select i from posthorn_impl.identify(array_fill(p_credential, array[cardinality(p_agent_ids)]), p_agent_ids, 'messaging') i);
+  v_problem text := (select i.problem from unnest(v_identities) i where i.problem is not null order by i.item limit 1);
   v_now timestamptz := posthorn_impl.clock();
 begin
+  if v_problem is not null then
+    perform posthorn_impl.refuse(v_problem);
+  end if;
+  -- one statement: what the log says up to last_seq is in the counts and ids, and nothing that it says later
   return query
-  select coalesce(posthorn_impl.count_pending(v_me.owner_id, v_me.agent_id, v_now), 0),
-         array(select b.message_id from posthorn.bodies b
-                where b.owner_id = v_me.owner_id and b.recipient_agent_id = v_me.agent_id and b.expires_at > v_now order by b.seq limit 100),
+  select b.agent_id, b.event_seq, coalesce(posthorn_impl.count_pending(b.owner_id, b.agent_id, v_now), 0),
+         array(select x.message_id from posthorn.bodies x
+                where x.owner_id = b.owner_id and x.recipient_agent_id = b.agent_id and x.expires_at > v_now order by x.seq limit 100),
          array(select p.proposal_id from posthorn.proposals p
-                where p.owner_id = v_me.owner_id and p.state = 'pending' and p.expires_at > v_now and p.agent_ids @> array[v_me.agent_id] order by p.proposal_id);
+                where p.owner_id = b.owner_id and p.state = 'pending' and p.expires_at > v_now and p.agent_ids @> array[b.agent_id] order by p.proposal_id)
+    from unnest(v_identities) i
+    join posthorn.mailboxes b on b.owner_id = i.owner_id and b.agent_id = i.agent_id
+   order by b.agent_id;
 end $$;
-comment on function posthorn_api.inbox_snapshot(bytea, uuid) is 'What a stream without a past begins with: how much mail waits, up to 100 of its ids, and undecided requests.';
+comment on function posthorn_api.inbox_snapshots(bytea, uuid[]) is 'What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests.';
 
 grant execute on function
-  posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid), posthorn_api.renew_streams(bytea[], uuid[], boolean[]), posthorn_api.close_streams(bytea[], uuid[]),
-  posthorn_api.read_events(bytea[], uuid[], uuid[], bigint[], int), posthorn_api.inbox_snapshot(bytea, uuid) to posthorn_app;
+  posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid), posthorn_api.renew_streams(bytea[], uuid[], boolean[], bigint), posthorn_api.close_streams(bytea[], uuid[]),
+  posthorn_api.read_events(bytea[], uuid[], bigint[], int), posthorn_api.inbox_snapshots(bytea, uuid[]) to posthorn_app;

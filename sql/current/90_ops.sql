@@ -52,9 +52,33 @@ select o.id as owner_id, count(*) as pending, coalesce(sum(h.held), 0)::bigint a
  group by o.id;
 comment on view ops.proposals is 'Requests that wait for their owner, and the messages that they hold.';
 
+create view ops.webhooks with (security_invoker = true) as
+select o.id as owner_id, w.webhook_id, w.agent_id, w.events, w.status, w.disabled_reason, w.consecutive_failures, nullif(w.next_attempt_at, '-infinity') as waits_until,
+       w.last_delivered_at, d.pending, d.oldest_at, b.event_seq - w.seen_seq as unread_events
+  from posthorn.webhooks w
+  join posthorn.owners o on o.owner_id = w.owner_id
+  join posthorn.mailboxes b on b.owner_id = w.owner_id and b.agent_id = w.agent_id
+ cross join lateral (
+   select count(*) as pending, min(x.created_at) as oldest_at
+     from posthorn.deliveries x
+    where x.owner_id = w.owner_id
+      and x.webhook_id = w.webhook_id
+      and x.state = 'pending') d;
+comment on view ops.webhooks is 'Endpoints: their health, what waits to be delivered, and events of the log that they have not seen.';
+
+create view ops.delivery_attempts with (security_invoker = true) as
+select coalesce(a.http_status::text, a.problem) as outcome, count(*) as attempts, count(distinct d.webhook_id) as webhooks,
+       percentile_cont(0.5) within group (order by a.milliseconds) as median_milliseconds, max(a.attempted_at) as last_at
+  from posthorn.delivery_attempts a
+  join posthorn.deliveries d on d.owner_id = a.owner_id and d.delivery_id = a.delivery_id
+ where a.attempted_at > posthorn_impl.clock() - interval '24 hours'
+ group by 1;
+comment on view ops.delivery_attempts is 'How attempts of the last 24 hours went: by HTTP status, or by what kept an answer from coming.';
+
 create view ops.deadlines_behind with (security_invoker = true) as
 with kept as (
   select make_interval(days => max(l.value) filter (where l.name = 'receipt_days')::int) as receipts,
+         make_interval(days => max(l.value) filter (where l.name = 'delivery_days')::int) as deliveries,
          make_interval(days => max(l.value) filter (where l.name = 'event_days')::int) as events
     from posthorn.limits l
 )
@@ -86,6 +110,10 @@ select d.kind, d.due, posthorn_impl.clock() - d.oldest as behind
         select 'event to delete', count(*), min(e.occurred_at + k.events)
           from posthorn.events e cross join kept k
          where e.occurred_at <= posthorn_impl.clock() - k.events
+         union all
+        select 'delivery to delete', count(*), min(d.created_at + k.deliveries)
+          from posthorn.deliveries d cross join kept k
+         where d.created_at <= posthorn_impl.clock() - k.deliveries
          union all
         select 'account to delete', count(*), min(o.deleted_at)
           from posthorn.owners o
@@ -235,6 +263,18 @@ select 'request approved after its deadline, or without a group', p.owner_id, p.
   from posthorn.proposals p
  where p.state = 'approved'
    and (p.decided_at >= p.expires_at or p.group_id is null)
+union all
+select 'mailbox does not say what its webhook wants', w.owner_id, w.webhook_id
+  from posthorn.webhooks w
+  join posthorn.mailboxes b on b.owner_id = w.owner_id and b.agent_id = w.agent_id
+ where w.status = 'active'
+   and (b.webhook_events is distinct from w.events or b.wake_number <> w.wake_number or b.event_seq < w.seen_seq)
+union all
+select 'delivery waits at a disabled webhook', d.owner_id, d.delivery_id
+  from posthorn.deliveries d
+  join posthorn.webhooks w on w.owner_id = d.owner_id and w.webhook_id = d.webhook_id
+ where d.state = 'pending'
+   and w.status <> 'active'
 union all
 select 'group with a revoked member, or with fewer than two', g.owner_id, g.group_id
   from posthorn.groups g

@@ -21,6 +21,7 @@ begin
     perform posthorn_impl.refuse('not_found');
   end if;
   insert into posthorn.audit_entries (owner_id, act, subject_id, occurred_at) values (v_owner_id, 'owner.suspend', p_owner_id, posthorn_impl.clock());
+  perform pg_notify('posthorn', '*'); -- every stream asks again, and theirs end
 end $$;
 comment on function ops.suspend_owner(uuid) is 'Every call of the owner''s connections is refused with owner_suspended from now on; nothing is lost.';
 
@@ -58,13 +59,13 @@ declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
   v_table text;
 begin
-  foreach v_table in array array['owners', 'connections', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries'] loop
+  foreach v_table in array array['owners', 'connections', 'oauth_grants', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts'] loop
     -- the one place of a dynamic statement: the names are those above
     return query execute format(
-      'select %L, to_jsonb(x) - ''owner_id'' - ''credential_hash'' from posthorn.%I x where x.owner_id = $1', v_table, v_table) using v_actor.owner_id;
+      'select %L, to_jsonb(x) - array[''owner_id'', ''credential_hash'', ''sealed_url'', ''sealed_secret'', ''previous_sealed_secret'', ''sealed_auth_header''] from posthorn.%I x where x.owner_id = $1', v_table, v_table) using v_actor.owner_id;
   end loop;
 end $$;
-comment on function posthorn_api.export_account(bytea) is 'All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events and the audit log; no body and no credential.';
+comment on function posthorn_api.export_account(bytea) is 'All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret.';
 
 create function posthorn_api.delete_account(
   p_credential bytea
@@ -91,7 +92,9 @@ begin
     v_actor.owner_id, array(select p.proposal_id from posthorn.proposals p where p.owner_id = v_actor.owner_id and p.state = 'pending'), 'denied', 'revoked', 'superseded', v_now);
   perform posthorn_impl.end_messages(
     v_actor.owner_id, array(select b.message_id from posthorn.bodies b where b.owner_id = v_actor.owner_id), 'revoked', v_now);
+  perform posthorn_impl.delete_webhooks(v_actor.owner_id, array(select w.agent_id from posthorn.webhooks w where w.owner_id = v_actor.owner_id), '{}');
   update posthorn.owners o set deleted_at = v_now, suspended_at = coalesce(o.suspended_at, v_now) where o.owner_id = v_actor.owner_id;
+  perform posthorn_impl.wake_agents(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id)); -- their streams end
 end $$;
 comment on function posthorn_api.delete_account(bytea) is 'Ends an account for good: its key is destroyed, its connections are revoked and its mail is fenced at once; a worker removes the rows.';
 
@@ -110,7 +113,8 @@ declare
 begin
   foreach v_table in array array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations', 'proposals', 'posts', 'messages',
-    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'sign_in_links', 'oauth_grants', 'grant_tokens'] loop
+    'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts', 'streams', 'presence',
+    'sign_in_links', 'oauth_grants', 'grant_tokens'] loop
     execute format('drop policy if exists select_deleted on posthorn.%I', v_table);
     execute format('drop policy if exists delete_deleted on posthorn.%I', v_table);
     v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;
@@ -140,7 +144,7 @@ begin
     return 0;
   end if;
   -- those that grow with use first, in batches; the owner's row takes the rest along
-  foreach v_table in array array['bodies', 'held_bodies', 'idempotency_keys', 'events', 'posts', 'messages', 'audit_entries'] loop
+  foreach v_table in array array['bodies', 'held_bodies', 'idempotency_keys', 'events', 'posts', 'messages', 'audit_entries', 'streams', 'presence'] loop
     execute format('delete from posthorn.%I x where x.owner_id = $1 and x.ctid = any (array(select y.ctid from posthorn.%I y where y.owner_id = $1 limit $2))', v_table, v_table)
       using v_owner_id, p_limit;
     get diagnostics v_rows = row_count;

@@ -28,6 +28,7 @@ import {
   sayReceipt,
   sayStatus,
 } from './views.ts';
+import { sayDeliveries, sayDelivery, sayWebhook } from './webhooks.ts';
 
 type Values = Record<string, unknown>;
 
@@ -47,12 +48,19 @@ const SAY: Record<string, (output: never) => string> = {
   propose_collaboration: (proposal) => sayProposal(proposal),
   proposal_status: (proposal) => sayProposal(proposal),
   list_proposals: sayProposals,
+  register_webhook: sayWebhook,
+  webhook_registration: sayWebhook,
+  remove_webhook: facts,
+  test_webhook: sayDelivery,
+  list_webhook_deliveries: sayDeliveries,
+  redeliver_webhook: sayDelivery,
 };
 
 /** What the families of commands are for. */
 const FAMILIES: Record<string, string> = {
   messages: 'As an agent: mail.',
   proposals: 'As an agent: ask your owner for a collaboration.',
+  webhook: 'As an agent: be woken at a URL of yours.',
 };
 
 /**
@@ -86,11 +94,12 @@ function addOperation(parent: Command, operation: Operation): void {
 
 interface Field {
   name: string;
-  /** Whether every route has it in its path: then it is an argument, else an option. */
+  /** Whether every route has it in its path: then it is an argument, else an option. A URL too, since --url is the server. */
   isArgument: boolean;
   isRequired: boolean;
   isList: boolean;
   isNumber: boolean;
+  isFlag: boolean;
   isId: boolean;
   choices: string[] | undefined;
   standard: unknown;
@@ -110,26 +119,34 @@ function readFields(operation: Operation): Field[] {
   const { properties = {}, required = [] } = z.toJSONSchema(operation.input, { io: 'input' });
   return Object.entries(properties as Record<string, JsonSchema>).map(([name, schema]) => ({
     name,
-    isArgument: operation.routes.every(({ path }) => path.split('/').includes(`:${name}`)),
+    isArgument: name === 'url' || operation.routes.every(({ path }) => path.split('/').includes(`:${name}`)),
     isRequired: required.includes(name) && name !== 'idempotency_key',
     isList: schema.type === 'array',
     isNumber: schema.type === 'integer',
+    isFlag: schema.type === 'boolean',
     isId: (schema.items ?? schema).format === 'uuid',
-    choices: schema.enum,
+    choices: (schema.items ?? schema).enum,
     standard: schema.default,
     about: schema.description ?? '',
   }));
 }
 
 /** `message_ids` becomes `--message-id`, to be repeated. */
-function optionFor({ name, isRequired, isList, isNumber, isId, choices, standard, about }: Field): Option {
+function optionFor({ name, isRequired, isList, isNumber, isFlag, isId, choices, standard, about }: Field): Option {
   const flag = (isList ? name.replace(/s$/, '') : name).replaceAll('_', '-');
   const value = isNumber ? 'number' : isId ? 'id' : 'text';
-  const remarks = [about, isList ? 'repeatable' : '', standard === undefined ? '' : `default: ${standard}`];
-  const option = new Option(`--${flag} <${value}>`, remarks.filter(Boolean).join('; '));
+  const said = isList ? (standard as unknown[] | undefined)?.join(', ') : isFlag ? undefined : standard;
+  const oneOf = isList && choices ? `of ${choices.join(', ')}` : '';
+  const remarks = [
+    about,
+    oneOf,
+    isList ? 'repeatable' : '',
+    said === undefined || said === '' ? '' : `default: ${said}`,
+  ];
+  const option = new Option(isFlag ? `--${flag}` : `--${flag} <${value}>`, remarks.filter(Boolean).join('; '));
   if (isNumber) option.argParser(wholeNumber);
   if (isList) option.argParser(repeat);
-  if (choices) option.choices(choices);
+  else if (choices) option.choices(choices);
   return option.makeOptionMandatory(isRequired);
 }
 

@@ -67,7 +67,7 @@ export async function requireSchema(url: string): Promise<void> {
   }
 }
 
-/** Which keys the ring must hold. Pods may ask, workers need not. */
+/** Which keys the ring must hold; for whoever holds one. */
 export async function knownRingKeys(url: string): Promise<{ ringKeyId: string; proof: Buffer }[]> {
   const pool = createPool({ url, max: 1 });
   try {

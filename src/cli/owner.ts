@@ -30,6 +30,7 @@ import { addCommand, answer, type Output, posthorn, remark } from './output.ts';
 import { type AsOwner, addOwnerCommand, asOwner, asPerson } from './person.ts';
 import { facts, harmlessLine, list, sayTime } from './text.ts';
 import { sayAgent, sayGroup } from './views.ts';
+import { addWebhooks } from './webhooks.ts';
 
 /** What the person at the server decides; no agent's connection can do any of it. */
 export function addOwner(program: Command): void {
@@ -51,6 +52,7 @@ export function addOwner(program: Command): void {
     .action(settings);
   addDecisions(owner);
   addAccount(owner);
+  addWebhooks(owner);
 
   const agents = owner.command('agents').description('The agents that the owner has.');
   addOwnerCommand(agents, 'list', 'Every agent, revoked ones too.').action(listAgents);

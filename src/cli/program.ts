@@ -44,6 +44,14 @@ const COMMANDS: Record<string, { about: string; load: (doors: Doors) => Promise<
     about: 'as an agent: ask for a collaboration, see what became of it',
     load: async () => (await import('./agent-commands.ts')).addAgentCommands('proposals'),
   },
+  webhook: {
+    about: 'as an agent: be woken at a URL, see what was delivered',
+    load: async () => (await import('./agent-commands.ts')).addAgentCommands('webhook'),
+  },
+  listen: {
+    about: 'as an agent: forward wakes to a local URL while developing',
+    load: async () => (await import('./listen.ts')).addListen,
+  },
   mcp: {
     about: 'be an MCP server on stdin and stdout, for clients that want one',
     load: async ({ loadServeStdio }) => (await import('./mcp.ts')).addMcp(loadServeStdio),

@@ -24,7 +24,7 @@ async function serve(output: Output): Promise<void> {
     async () => {
       await requireSchema(databaseUrl);
       const keyRing = await openKeyRing(config, await knownRingKeys(databaseUrl));
-      const { host, port, publicUrl, listenUrl } = config;
+      const { host, port, publicUrl, listenUrl, webhookAllow } = config;
       const read = () => readKeyRing(config);
       const options = {
         databaseUrl,
@@ -34,7 +34,7 @@ async function serve(output: Output): Promise<void> {
         port,
         keyRing,
         readKeyRing: read,
-
+        webhookAllow,
         log,
       };
       return await reaching(databaseUrl, () => startPod(options));

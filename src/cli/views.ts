@@ -72,6 +72,7 @@ export interface StatusSaid {
   discoverable_agents: number;
   pending_messages: number;
   pending_proposals: number;
+  webhook: { url_host: string; status: string } | null;
   owner_url: string;
 }
 
@@ -83,6 +84,7 @@ export function sayStatus(status: StatusSaid): string {
     'other agents': status.discoverable_agents,
     'pending messages': status.pending_messages,
     'pending proposals': status.pending_proposals,
+    webhook: status.webhook && `${status.webhook.url_host}, ${status.webhook.status}`,
     owner: status.owner_url,
   });
 }

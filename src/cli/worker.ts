@@ -1,8 +1,9 @@
 import type { Command } from 'commander';
-import { readConfig } from '../config.ts';
+import { type Config, readConfig } from '../config.ts';
 import { createLog } from '../log.ts';
-import { startWorker } from '../worker.ts';
-import { reaching, requireDatabaseUrl, requireSchema } from './database.ts';
+import { hasKeyRing, openKeyRing, readKeyRing } from '../open-key-ring.ts';
+import { type DeliveryOptions, startWorker } from '../worker.ts';
+import { knownRingKeys, reaching, requireDatabaseUrl, requireSchema } from './database.ts';
 import { addCommand, type Output } from './output.ts';
 import { runUntilStopped } from './run-until-stopped.ts';
 
@@ -23,11 +24,21 @@ async function work(output: Output): Promise<void> {
     log,
     async () => {
       await requireSchema(databaseUrl);
-      return await reaching(databaseUrl, () => startWorker({ databaseUrl, log }));
+      if (!hasKeyRing(config))
+        log.warn('There is no key ring yet: this worker delivers no webhooks until there is one.');
+      const openDelivery = () => openDeliveryOf(config);
+      return await reaching(databaseUrl, () => startWorker({ databaseUrl, openDelivery, log }));
     },
     () => {
       const ready = JSON.stringify({ event: 'ready', pid: process.pid });
       process.stdout.write(output.json ? `${ready}\n` : 'The worker runs.\n');
     },
   );
+}
+
+/** Webhooks' secrets open with the key ring alone. A worker without one does everything else. */
+async function openDeliveryOf(config: Config): Promise<DeliveryOptions | undefined> {
+  if (!hasKeyRing(config)) return undefined;
+  const keyRing = await openKeyRing(config, await knownRingKeys(config.listenUrl!));
+  return { keyRing, readKeyRing: () => readKeyRing(config), allow: config.webhookAllow };
 }

@@ -11,32 +11,48 @@ const REREAD_MS = 5_000;
 
 export type OwnerKeysOf = (ownerId: string, credential: Buffer) => Promise<OwnerKeys>;
 
+/** Makes an owner's keys of a wrapped data key. @throws Error if the ring does not hold the key that wrapped it */
+export type UnwrapOwnerKeys = (ownerId: string, ringKeyId: string, wrappedKey: Buffer) => Promise<OwnerKeys>;
+
 /**
- * Unwraps owners' data keys with the ring and keeps them in memory. A credential of the owner is needed to read the
- * wrapped key, so that a pod holds no key of an owner who never called it.
+ * Unwraps data keys with the ring.
  *
  * @param ring the ring at start
  * @param readRing reads the ring anew: when a key was wrapped by one that came with a rotation since
  */
-export function createOwnerKeys(db: Queryable, ring: KeyRing, readRing?: () => Promise<KeyRing>): OwnerKeysOf {
-  const cache = new Map<string, Promise<OwnerKeys>>();
+export function createUnwrapper(ring: KeyRing, readRing?: () => Promise<KeyRing>): UnwrapOwnerKeys {
   // keys that left the ring stay until the process ends: what was wrapped by one may be on its way from the database
   const keys = new Map(ring.keys);
   let readAgainAt = 0;
-
-  async function load(ownerId: string, credential: Buffer): Promise<OwnerKeys> {
-    const [row] = await ownerKey(db, { credential });
-    if (row?.ownerId !== ownerId)
-      throw new Error('The credential belongs to another owner than the key that was asked for.');
-    if (!keys.has(row.ringKeyId)) await readNewKeys(row.ringKeyId);
-    const dataKey = unwrapDataKey({ ...ring, keys }, ownerId, row.ringKeyId, row.wrappedKey);
-    return deriveOwnerKeys(ownerId, dataKey);
-  }
 
   async function readNewKeys(wantedId: string): Promise<void> {
     if (!readRing || Date.now() < readAgainAt) return;
     for (const [id, key] of (await readRing()).keys) keys.set(id, key);
     if (!keys.has(wantedId)) readAgainAt = Date.now() + REREAD_MS;
+  }
+
+  return async (ownerId, ringKeyId, wrappedKey) => {
+    if (!keys.has(ringKeyId)) await readNewKeys(ringKeyId);
+    return deriveOwnerKeys(ownerId, unwrapDataKey({ ...ring, keys }, ownerId, ringKeyId, wrappedKey));
+  };
+}
+
+/**
+ * Unwraps owners' data keys and keeps them in memory. A credential of the owner is needed to read the wrapped key, so
+ * that a pod holds no key of an owner who never called it.
+ *
+ * @param ring the ring at start
+ * @param readRing reads the ring anew
+ */
+export function createOwnerKeys(db: Queryable, ring: KeyRing, readRing?: () => Promise<KeyRing>): OwnerKeysOf {
+  const cache = new Map<string, Promise<OwnerKeys>>();
+  const unwrap = createUnwrapper(ring, readRing);
+
+  async function load(ownerId: string, credential: Buffer): Promise<OwnerKeys> {
+    const [row] = await ownerKey(db, { credential });
+    if (row?.ownerId !== ownerId)
+      throw new Error('The credential belongs to another owner than the key that was asked for.');
+    return await unwrap(ownerId, row.ringKeyId, row.wrappedKey);
   }
 
   return (ownerId, credential) => {

@@ -9,6 +9,7 @@ export interface OwnerKeys {
   ownerId: string;
   body: KeyObject;
   fingerprint: KeyObject;
+  webhook: KeyObject;
 }
 
 /** What a sealed copy is bound to: a ciphertext moved to another row does not open. */
@@ -29,7 +30,12 @@ const TAG_BYTES = 16;
 const HEADER_BYTES = 1 + NONCE_BYTES + TAG_BYTES;
 
 export function deriveOwnerKeys(ownerId: string, dataKey: Buffer): OwnerKeys {
-  return { ownerId, body: derive(dataKey, 'posthorn body'), fingerprint: derive(dataKey, 'posthorn fingerprint') };
+  return {
+    ownerId,
+    body: derive(dataKey, 'posthorn body'),
+    fingerprint: derive(dataKey, 'posthorn fingerprint'),
+    webhook: derive(dataKey, 'posthorn webhook'),
+  };
 }
 
 function derive(dataKey: Buffer, purpose: string): KeyObject {
@@ -38,26 +44,54 @@ function derive(dataKey: Buffer, purpose: string): KeyObject {
 
 /** Seals one copy with AES-256-GCM under a random nonce (safe for 2^32 copies of one owner). */
 export function seal(keys: OwnerKeys, binding: SealBinding, text: string): Buffer {
+  return encrypt(keys.body, additionalData(binding), text);
+}
+
+/** @throws Error if the copy was altered, moved to another row or sealed under another key */
+export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): string {
+  return decrypt(keys.body, additionalData(binding), sealed);
+}
+
+/** What of a webhook's registration is sealed. */
+export interface WebhookSealBinding {
+  agentId: string;
+  field: 'url' | 'secret' | 'auth_header';
+}
+
+/** Seals part of an agent's webhook under the owner's key for that. */
+export function sealForWebhook(keys: OwnerKeys, binding: WebhookSealBinding, text: string): Buffer {
+  return encrypt(keys.webhook, webhookData(keys.ownerId, binding), text);
+}
+
+/** @throws Error if it was altered, moved to another agent or field, or sealed under another key */
+export function openForWebhook(keys: OwnerKeys, binding: WebhookSealBinding, sealed: Buffer): string {
+  return decrypt(keys.webhook, webhookData(keys.ownerId, binding), sealed);
+}
+
+function encrypt(key: KeyObject, bound: Buffer, text: string): Buffer {
   const plaintext = Buffer.from(text, 'utf8');
   const sealed = Buffer.allocUnsafe(HEADER_BYTES + plaintext.length);
   sealed[0] = FORMAT;
   const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
   takeRandomBytes(NONCE_BYTES).copy(nonce);
-  const cipher = createCipheriv('aes-256-gcm', keys.body, nonce).setAAD(additionalData(binding));
+  const cipher = createCipheriv('aes-256-gcm', key, nonce).setAAD(bound);
   cipher.update(plaintext).copy(sealed, HEADER_BYTES);
   cipher.final();
   cipher.getAuthTag().copy(sealed, 1 + NONCE_BYTES);
   return sealed;
 }
 
-/** @throws Error if the copy was altered, moved to another row or sealed under another key */
-export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): string {
+function decrypt(key: KeyObject, bound: Buffer, sealed: Buffer): string {
   if (sealed[0] !== FORMAT || sealed.length < HEADER_BYTES)
-    throw new Error('This body has a format that this build does not know.');
+    throw new Error('This has a format that this build does not know.');
   const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
-  const decipher = createDecipheriv('aes-256-gcm', keys.body, nonce, { authTagLength: TAG_BYTES });
-  decipher.setAAD(additionalData(binding)).setAuthTag(sealed.subarray(1 + NONCE_BYTES, HEADER_BYTES));
+  const decipher = createDecipheriv('aes-256-gcm', key, nonce, { authTagLength: TAG_BYTES });
+  decipher.setAAD(bound).setAuthTag(sealed.subarray(1 + NONCE_BYTES, HEADER_BYTES));
   return Buffer.concat([decipher.update(sealed.subarray(HEADER_BYTES)), decipher.final()]).toString('utf8');
+}
+
+function webhookData(ownerId: string, { agentId, field }: WebhookSealBinding): Buffer {
+  return Buffer.from(`posthorn|webhook|1|${ownerId}|${agentId}|${field}`);
 }
 
 function additionalData(b: SealBinding): Buffer {

@@ -459,7 +459,7 @@ async function launch(
 function readiness(server: ChildProcess): Promise<void> {
   return new Promise((ready) => {
     createInterface(server.stderr!).on('line', (line) => {
-      if (line.includes('database system is ready to accept connections')) ready();
+      if (/database system is ready to accept (read-only )?connections/.test(line)) ready(); // read-only: a standby
     });
   });
 }

@@ -21,7 +21,7 @@ export interface AgentView {
   installation: string;
   createdAt: Date;
   revokedAt: Date | null;
-  isListening: boolean;
+  presenceKind: string | null;
   clientId: string | null;
   sharedGroupIds: string[];
 }
@@ -39,6 +39,42 @@ export interface ConnectionView {
   revokedAt: Date | null;
   clientId: string | null;
   clientHost: string | null;
+}
+
+export interface DeliveryView {
+  id: string;
+  webhookId: string;
+  kind: string;
+  subjectId: string;
+  eventState: string | null;
+  state: string;
+  occurredAt: Date;
+  createdAt: Date;
+  nextAttemptAt: Date | null;
+  endedAt: Date | null;
+  attempts: unknown;
+}
+
+export interface DueDelivery {
+  item: number;
+  webhookId: string;
+  deliveryId: string;
+  agentId: string;
+  ownerId: string;
+  ringKeyId: string;
+  wrappedKey: Buffer;
+  sealedUrl: Buffer;
+  sealedSecret: Buffer;
+  previousSealedSecret: Buffer | null;
+  sealedAuthHeader: Buffer | null;
+  kind: string;
+  occurredAt: Date;
+  subjectId: string;
+  state: string | null;
+  pendingCount: number | null;
+  groupId: string | null;
+  conversationId: string | null;
+  messageIds: string[] | null;
 }
 
 export interface GroupView {
@@ -91,6 +127,24 @@ export interface ProposalView {
   createdAt: Date;
   expiresAt: Date;
   decidedAt: Date | null;
+}
+
+export interface WebhookView {
+  id: string;
+  agentId: string;
+  ownerId: string;
+  urlHost: string;
+  sealedUrl: Buffer;
+  hasAuthHeader: boolean;
+  events: string[];
+  status: string;
+  disabledReason: string | null;
+  consecutiveFailures: number;
+  nextAttemptAt: Date | null;
+  previousSecretUntil: Date | null;
+  createdAt: Date;
+  updatedAt: Date;
+  lastDeliveredAt: Date | null;
 }
 
 // Schema posthorn_api
@@ -148,18 +202,23 @@ export interface AgentStatusRow {
   agentId: string | null;
   discoverableAgents: number;
   livePeers: number;
-  isListening: boolean;
+  presenceKind: string | null;
   pendingMessages: number;
   pendingProposals: number;
   wakeNumber: number | null;
+  webhookUrlHost: string | null;
+  webhookEvents: string[] | null;
+  webhookStatus: string | null;
+  webhookConsecutiveFailures: number | null;
+  webhookLastDeliveredAt: Date | null;
 }
-/** Counts that an agent asks for every turn; without an agent yet, agent_id is null. */
+/** Counts that an agent asks for every turn, and its webhook in short; without an agent yet, agent_id is null. */
 export async function agentStatus(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<AgentStatusRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.live_peers as "livePeers", f.is_listening as "isListening", f.pending_messages as "pendingMessages", f.pending_proposals as "pendingProposals", f.wake_number as "wakeNumber" from posthorn_api.agent_status(${names}) f`, values);
+  const { rows } = await db.query(`select f.enabled, f.agent_id as "agentId", f.discoverable_agents as "discoverableAgents", f.live_peers as "livePeers", f.presence_kind as "presenceKind", f.pending_messages as "pendingMessages", f.pending_proposals as "pendingProposals", f.wake_number as "wakeNumber", f.webhook_url_host as "webhookUrlHost", f.webhook_events as "webhookEvents", f.webhook_status as "webhookStatus", f.webhook_consecutive_failures as "webhookConsecutiveFailures", f.webhook_last_delivered_at as "webhookLastDeliveredAt" from posthorn_api.agent_status(${names}) f`, values);
   return rows;
 }
 
@@ -215,6 +274,16 @@ export async function changeOwnerSettings(db: Queryable, p: { credential: Buffer
     ['p_sensitive_content_check', 'bool', p.sensitiveContentCheck],
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.automatic_approval as "automaticApproval", f.sensitive_content_check as "sensitiveContentCheck", f.created_at as "createdAt" from posthorn_api.change_owner_settings(${names}) f`, values);
+  return rows;
+}
+
+/** Of each of these endpoints the delivery to send now, with the endpoint leased for 30 seconds; none where nothing is due or another worker has it. */
+export async function claimDeliveries(db: Queryable, p: { webhookIds: (string | null)[]; leaseIds: (string | null)[] }): Promise<DueDelivery[]> {
+  const { names, values } = bind([
+    ['p_webhook_ids', 'uuid[]', p.webhookIds],
+    ['p_lease_ids', 'uuid[]', p.leaseIds],
+  ]);
+  const { rows } = await db.query(`select f.item, f.webhook_id as "webhookId", f.delivery_id as "deliveryId", f.agent_id as "agentId", f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.sealed_url as "sealedUrl", f.sealed_secret as "sealedSecret", f.previous_sealed_secret as "previousSealedSecret", f.sealed_auth_header as "sealedAuthHeader", f.kind, f.occurred_at as "occurredAt", f.subject_id as "subjectId", f.state, f.pending_count as "pendingCount", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds" from posthorn_api.claim_deliveries(${names}) f`, values);
   return rows;
 }
 
@@ -335,7 +404,7 @@ export async function deleteOauthRecord(db: Queryable, p: { model: string; idHas
   await db.query(`select true from posthorn_api.delete_oauth_record(${names}) f`, values);
 }
 
-/** Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events after theirs. Answers whether more pages follow. */
+/** Deletes what is kept no longer from some pages of a table: receipts, keys, posts and decided requests after their days, events and deliveries after theirs. Answers whether more pages follow. */
 export async function deleteOutdated(db: Queryable, p: { table: string; firstPage: number; pages: number }): Promise<boolean> {
   const { names, values } = bind([
     ['p_table', 'text', p.table],
@@ -353,6 +422,16 @@ export async function denyProposal(db: Queryable, p: { credential: Buffer; propo
     ['p_proposal_id', 'uuid', p.proposalId],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.deny_proposal(${names}) f`, values);
+  return rows[0];
+}
+
+/** The owner stops an endpoint until they lift it; registering again does not. */
+export async function disableWebhook(db: Queryable, p: { credential: Buffer; webhookId: string }): Promise<WebhookView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_webhook_id', 'uuid', p.webhookId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.disable_webhook(${names}) f`, values);
   return rows[0];
 }
 
@@ -392,7 +471,7 @@ export interface ExportAccountRow {
   kind: string;
   content: unknown;
 }
-/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events and the audit log; no body and no credential. */
+/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret. */
 export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -431,18 +510,30 @@ export async function findOauthRecord(db: Queryable, p: { model: string; idHash?
   return rows;
 }
 
-export interface InboxSnapshotRow {
-  pendingCount: number;
-  messageIds: string[];
-  proposalIds: string[];
-}
-/** What a stream without a past begins with: how much mail waits, up to 100 of its ids, and undecided requests. */
-export async function inboxSnapshot(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<InboxSnapshotRow[]> {
+/** The agent's registration without its secrets; raises not_found where there is none. */
+export async function getWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<WebhookView> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshot(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.get_webhook(${names}) f`, values);
+  return rows[0];
+}
+
+export interface InboxSnapshotsRow {
+  agentId: string;
+  lastSeq: number;
+  pendingCount: number;
+  messageIds: string[];
+  proposalIds: string[];
+}
+/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests. */
+export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; agentIds: (string | null)[] }): Promise<InboxSnapshotsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_ids', 'uuid[]', p.agentIds],
+  ]);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.last_seq as "lastSeq", f.pending_count as "pendingCount", f.message_ids as "messageIds", f.proposal_ids as "proposalIds" from posthorn_api.inbox_snapshots(${names}) f`, values);
   return rows;
 }
 
@@ -462,6 +553,16 @@ export async function liftDenial(db: Queryable, p: { credential: Buffer; proposa
     ['p_proposal_id', 'uuid', p.proposalId],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.lift_denial(${names}) f`, values);
+  return rows[0];
+}
+
+/** The owner lets a disabled endpoint be used again, as if it had been registered again. */
+export async function liftWebhook(db: Queryable, p: { credential: Buffer; webhookId: string }): Promise<WebhookView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_webhook_id', 'uuid', p.webhookId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.lift_webhook(${names}) f`, values);
   return rows[0];
 }
 
@@ -492,7 +593,7 @@ export async function listAgents(db: Queryable, p: { credential: Buffer; agentId
     ['p_after', 'uuid', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_agents(${names}) f`, values);
   return rows;
 }
 
@@ -519,6 +620,19 @@ export async function listConnections(db: Queryable, p: { credential: Buffer }):
   return rows;
 }
 
+/** What was or will be sent to the agent's endpoint, newest first, each with its attempts; or one of them. */
+export async function listDeliveries(db: Queryable, p: { credential: Buffer; agentId?: string | null; before?: string | null; limit?: number | null; deliveryId?: string | null }): Promise<DeliveryView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+    ['p_before', 'uuid', p.before],
+    ['p_limit', 'int4', p.limit],
+    ['p_delivery_id', 'uuid', p.deliveryId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.webhook_id as "webhookId", f.kind, f.subject_id as "subjectId", f.event_state as "eventState", f.state, f.occurred_at as "occurredAt", f.created_at as "createdAt", f.next_attempt_at as "nextAttemptAt", f.ended_at as "endedAt", f.attempts from posthorn_api.list_deliveries(${names}) f`, values);
+  return rows;
+}
+
 /** The groups that the calling agent is a member of, by id; only those named where ids are given, only those that live or can be renewed where asked. */
 export async function listGroups(db: Queryable, p: { credential: Buffer; agentId?: string | null; after?: string | null; limit?: number | null; ids?: (string | null)[] | null; currentOnly?: boolean | null }): Promise<GroupView[]> {
   const { names, values } = bind([
@@ -538,7 +652,7 @@ export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }):
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
@@ -558,6 +672,15 @@ export async function listOwnerProposals(db: Queryable, p: { credential: Buffer;
     ['p_pending_only', 'bool', p.pendingOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_owner_proposals(${names}) f`, values);
+  return rows;
+}
+
+/** The endpoints of all the owner's agents. */
+export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer }): Promise<WebhookView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
   return rows;
 }
 
@@ -620,7 +743,7 @@ export interface OpenStreamRow {
   lastSeq: number;
   firstSeq: number;
   epoch: number;
-  expiresAt: Date | null;
+  expiresInMs: number | null;
 }
 /** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
 export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
@@ -631,7 +754,7 @@ export async function openStream(db: Queryable, p: { credential: Buffer; streamI
     ['p_agent_ids', 'uuid[]', p.agentIds],
     ['p_succeeds', 'uuid', p.succeeds],
   ]);
-  const { rows } = await db.query(`select f.agent_id as "agentId", f.wake_number as "wakeNumber", f.last_seq as "lastSeq", f.first_seq as "firstSeq", f.epoch, f.expires_at as "expiresAt" from posthorn_api.open_stream(${names}) f`, values);
+  const { rows } = await db.query(`select f.agent_id as "agentId", f.wake_number as "wakeNumber", f.last_seq as "lastSeq", f.first_seq as "firstSeq", f.epoch, f.expires_in_ms as "expiresInMs" from posthorn_api.open_stream(${names}) f`, values);
   return rows;
 }
 
@@ -701,6 +824,20 @@ export async function planSends(db: Queryable, p: { credentials: (Buffer | null)
   return rows;
 }
 
+export interface PlanWebhookRow {
+  ownerId: string;
+  agentId: string;
+}
+/** What a pod must know before it seals a registration: whose key, and which agent it binds to. */
+export async function planWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<PlanWebhookRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f.owner_id as "ownerId", f.agent_id as "agentId" from posthorn_api.plan_webhook(${names}) f`, values);
+  return rows;
+}
+
 /** The receipts of a post's copies, for its sender alone; raises not_found for anyone else. */
 export async function postStatus(db: Queryable, p: { credential: Buffer; postId: string; agentId?: string | null }): Promise<MessageView[]> {
   const { names, values } = bind([
@@ -761,11 +898,10 @@ export interface ReadEventsRow {
   messageIds: string[] | null;
   pendingCount: number | null;
 }
-/** The next events of many agents' logs, each after its sequence number; for a stream also whether it must end. One row with a null seq where there is nothing. */
-export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
+/** The next events of many agents' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
+export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
-    ['p_stream_ids', 'uuid[]', p.streamIds],
     ['p_agent_ids', 'uuid[]', p.agentIds],
     ['p_after', 'int8[]', p.after],
     ['p_limit', 'int4', p.limit],
@@ -821,6 +957,43 @@ export async function recogniseServer(db: Queryable, p: { limit: number }): Prom
   return rows[0].value;
 }
 
+/** Records how attempts went, by the lease under which each was claimed, decides what each means for its delivery and its endpoint, and answers the next delivery of each endpoint that goes on; one whose lease was lost is passed over. */
+export async function recordAttempts(db: Queryable, p: { webhookIds: (string | null)[]; leaseIds: (string | null)[]; deliveryIds: (string | null)[]; httpStatuses: (number | null)[]; problems: (string | null)[]; milliseconds: (number | null)[]; retryAfterSeconds: (number | null)[]; goOn: (boolean | null)[] }): Promise<DueDelivery[]> {
+  const { names, values } = bind([
+    ['p_webhook_ids', 'uuid[]', p.webhookIds],
+    ['p_lease_ids', 'uuid[]', p.leaseIds],
+    ['p_delivery_ids', 'uuid[]', p.deliveryIds],
+    ['p_http_statuses', 'int4[]', p.httpStatuses],
+    ['p_problems', 'text[]', p.problems],
+    ['p_milliseconds', 'int4[]', p.milliseconds],
+    ['p_retry_after_seconds', 'int4[]', p.retryAfterSeconds],
+    ['p_go_on', 'bool[]', p.goOn],
+  ]);
+  const { rows } = await db.query(`select f.item, f.webhook_id as "webhookId", f.delivery_id as "deliveryId", f.agent_id as "agentId", f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.sealed_url as "sealedUrl", f.sealed_secret as "sealedSecret", f.previous_sealed_secret as "previousSealedSecret", f.sealed_auth_header as "sealedAuthHeader", f.kind, f.occurred_at as "occurredAt", f.subject_id as "subjectId", f.state, f.pending_count as "pendingCount", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds" from posthorn_api.record_attempts(${names}) f`, values);
+  return rows;
+}
+
+/** Sends a delivery again, whatever became of it. */
+export async function redeliver(db: Queryable, p: { credential: Buffer; deliveryId: string; agentId?: string | null }): Promise<DeliveryView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_delivery_id', 'uuid', p.deliveryId],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.webhook_id as "webhookId", f.kind, f.subject_id as "subjectId", f.event_state as "eventState", f.state, f.occurred_at as "occurredAt", f.created_at as "createdAt", f.next_attempt_at as "nextAttemptAt", f.ended_at as "endedAt", f.attempts from posthorn_api.redeliver(${names}) f`, values);
+  return rows[0];
+}
+
+/** Sends a delivery to an endpoint of the owner again. */
+export async function redeliverAsOwner(db: Queryable, p: { credential: Buffer; deliveryId: string }): Promise<DeliveryView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_delivery_id', 'uuid', p.deliveryId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.webhook_id as "webhookId", f.kind, f.subject_id as "subjectId", f.event_state as "eventState", f.state, f.occurred_at as "occurredAt", f.created_at as "createdAt", f.next_attempt_at as "nextAttemptAt", f.ended_at as "endedAt", f.attempts from posthorn_api.redeliver_as_owner(${names}) f`, values);
+  return rows[0];
+}
+
 /** Makes or updates the agent of this connection and installation; raises agent_revoked while the owner keeps it out. */
 export async function registerAgent(db: Queryable, p: { credential: Buffer; installation: string; label: string; runtime: string; runtimeVersion?: string | null }): Promise<AgentView> {
   const { names, values } = bind([
@@ -830,8 +1003,18 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
     ['p_runtime', 'text', p.runtime],
     ['p_runtime_version', 'text', p.runtimeVersion],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
+}
+
+/** Deletes the agent's endpoint and its deliveries; answers whether there was one. */
+export async function removeWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.remove_webhook(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** A new generation, for the given or the original hours from the later of now and the old expiry; conversations of the old one freeze. */
@@ -847,14 +1030,15 @@ export async function renewGroup(db: Queryable, p: { credential: Buffer; groupId
 
 export interface RenewStreamsRow {
   streamId: string;
-  problem: string | null;
+  problem: string;
 }
-/** Renews the leases of a pod's streams and the presence of their agents, in one statement an interval; answers which must end. */
-export async function renewStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; written: (boolean | null)[] }): Promise<RenewStreamsRow[]> {
+/** Renews the leases of a pod's streams and the presence of their agents, in one statement an interval; answers which must end, and why: unauthorized, owner_suspended, replaced (its row is gone), other_epoch. */
+export async function renewStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[]; written: (boolean | null)[]; epoch: number }): Promise<RenewStreamsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
     ['p_stream_ids', 'uuid[]', p.streamIds],
     ['p_written', 'bool[]', p.written],
+    ['p_epoch', 'int8', p.epoch],
   ]);
   const { rows } = await db.query(`select f.stream_id as "streamId", f.problem from posthorn_api.renew_streams(${names}) f`, values);
   return rows;
@@ -885,7 +1069,7 @@ export async function restoreAgent(db: Queryable, p: { credential: Buffer; agent
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.restore_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -895,7 +1079,7 @@ export async function revokeAgent(db: Queryable, p: { credential: Buffer; agentI
     ['p_credential', 'bytea', p.credential],
     ['p_agent_id', 'uuid', p.agentId],
   ]);
-  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.is_listening as "isListening", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.revoke_agent(${names}) f`, values);
   return rows[0];
 }
 
@@ -1024,6 +1208,23 @@ export async function sessionOwner(db: Queryable, p: { credential: Buffer }): Pr
   return rows;
 }
 
+/** Registers the agent's endpoint, or again: then its record is clean, unless the owner disabled it. Answers whether the given secret is the one that signs from now on; the one before signs too until its grace is over. */
+export async function setWebhook(db: Queryable, p: { credential: Buffer; urlHost: string; sealedUrl: Buffer; sealedSecret: Buffer; events: (string | null)[]; sealedAuthHeader?: Buffer | null; rotateSecret?: boolean | null; graceSeconds?: number | null; agentId?: string | null }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_url_host', 'text', p.urlHost],
+    ['p_sealed_url', 'bytea', p.sealedUrl],
+    ['p_sealed_secret', 'bytea', p.sealedSecret],
+    ['p_events', 'text[]', p.events],
+    ['p_sealed_auth_header', 'bytea', p.sealedAuthHeader],
+    ['p_rotate_secret', 'bool', p.rotateSecret],
+    ['p_grace_seconds', 'int4', p.graceSeconds],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.set_webhook(${names}) f`, values);
+  return rows[0].value;
+}
+
 /** Ends the session of the call, or every session of the owner and every link that could make one. */
 export async function signOut(db: Queryable, p: { credential: Buffer; everywhere: boolean }): Promise<void> {
   const { names, values } = bind([
@@ -1031,6 +1232,16 @@ export async function signOut(db: Queryable, p: { credential: Buffer; everywhere
     ['p_everywhere', 'bool', p.everywhere],
   ]);
   await db.query(`select true from posthorn_api.sign_out(${names}) f`, values);
+}
+
+/** Sends the endpoint an event of its own, once and at once, which does not count to its health. */
+export async function testWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<DeliveryView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_agent_id', 'uuid', p.agentId],
+  ]);
+  const { rows } = await db.query(`select f.id, f.webhook_id as "webhookId", f.kind, f.subject_id as "subjectId", f.event_state as "eventState", f.state, f.occurred_at as "occurredAt", f.created_at as "createdAt", f.next_attempt_at as "nextAttemptAt", f.ended_at as "endedAt", f.attempts from posthorn_api.test_webhook(${names}) f`, values);
+  return rows[0];
 }
 
 /** Notes that these credentials were used and slides the expiry of devices and sessions; one call per pod and interval. */
@@ -1149,6 +1360,16 @@ export async function ownerKeysToWrap(db: Queryable, p: { ringKeyId: string; lim
   ]);
   const { rows } = await db.query(`select f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey" from ops.owner_keys_to_wrap(${names}) f`, values);
   return rows;
+}
+
+/** Sends a delivery of an owner's endpoint again; answers its state. */
+export async function requeueDelivery(db: Queryable, p: { ownerId: string; deliveryId: string }): Promise<string> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+    ['p_delivery_id', 'uuid', p.deliveryId],
+  ]);
+  const { rows } = await db.query(`select f as value from ops.requeue_delivery(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** Lets jobs run again that failed for good, of one task or of all; answers how many. */

@@ -1,4 +1,5 @@
 import { randomUUID } from 'node:crypto';
+import type { RequestListener } from 'node:http';
 import Router from '@koa/router';
 import Koa, { type Context, type Middleware, type Next } from 'koa';
 import helmet from 'koa-helmet';
@@ -10,6 +11,7 @@ import type { Services } from '../operations/operation.ts';
 import { challenge } from '../request/bearer.ts';
 import { inSpan, ROOT_CONTEXT, SpanKind, SpanStatusCode } from '../tracing.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
+import type { EventStreamDoor } from './event-stream-route.ts';
 import { openApiDocument } from './openapi.ts';
 import { operationRoute, presentedBearer } from './operation-route.ts';
 import { ownerRoutes } from './owner-routes.ts';
@@ -23,7 +25,7 @@ interface AppOptions {
   isReady: () => Promise<boolean>;
   /** The other door at the same address. */
   mcp: Middleware;
-  events: Middleware;
+  events: EventStreamDoor;
   /** The owner's pages. */
   web: Middleware;
   /** The authorization server. */
@@ -31,8 +33,21 @@ interface AppOptions {
 }
 
 /** The HTTP tier: it turns bytes into arguments and answers into bytes, and decides nothing. */
-export function createApp(options: AppOptions): Koa {
+export function createRequestListener(options: AppOptions): RequestListener {
+  const answer = createApp(options).callback();
+  const { events } = options;
+  return (request, response) => {
+    if (events.isStream(request)) events.open(request, response).catch(() => answer(request, response));
+    else void answer(request, response);
+  };
+}
+
+function createApp(options: AppOptions): Koa {
   const app = new Koa();
+  // what ends TLS stands before us, so that cookies must be marked as its address says and not as this connection does
+  Object.defineProperty(app.request, 'protocol', {
+    get: () => (options.services.publicUrl.startsWith('https:') ? 'https' : 'http'),
+  });
   app.silent = true; // refusals are not failures of the program; logRequests says what happened
   app.use(nameRequest);
   app.use(traceRequest);
@@ -137,7 +152,9 @@ function serviceRoutes({ services, isReady }: AppOptions): Middleware {
   router.get('/readyz', async (ctx) => {
     const ready = await isReady();
     if (!ready) throw new PosthornError('unavailable', { retry_after: 1 });
-    ctx.body = { status: 'ready', listening: services.listener.isListening() };
+    // ready all the same: without notifications readers look every few seconds
+    const { listener } = services;
+    ctx.body = { status: 'ready', listening: listener.isListening(), listener_problem: listener.problem() };
   });
   router.get('/openapi.json', (ctx) => {
     ctx.body = openApiDocument(services.publicUrl);
@@ -174,7 +191,7 @@ function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middl
         operationRoute(operation, services, draining, presentedBearer) as never,
       );
   }
-  router.get(`${BASE_PATH}/events`, events as never);
+  router.register(`${BASE_PATH}/events`, ['get', 'head', 'options'], events.route as never);
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;
 }

@@ -18,6 +18,31 @@ const ErrorBody = z
   })
   .meta({ id: 'Error' });
 
+/** The one path that is no operation: its answer has no end. */
+const eventStream: ZodOpenApiOperationObject = {
+  operationId: 'events',
+  summary: 'Event stream',
+  description:
+    'Server-sent events of one or several agents of the connection, content-free: what to look at, never what it says. ' +
+    'Begins with a snapshot, or where the id of the last event that you saw is.',
+  tags: ['messaging'],
+  requestParams: {
+    query: z.strictObject({
+      agent_id: z
+        .array(z.uuid())
+        .max(100)
+        .optional()
+        .describe('Repeated for several agents; may be left out by a connection that acts as one'),
+      after: z.string().optional().describe('What Last-Event-ID says, for clients that cannot set it'),
+    }),
+    header: z.object({ 'Last-Event-ID': z.string().optional().describe('The id of the last event that you saw') }),
+  },
+  responses: {
+    200: { description: 'The stream', content: { 'text/event-stream': { schema: z.string() } } },
+    default: { description: 'Refused', content: { 'application/json': { schema: ErrorBody } } },
+  },
+};
+
 /** OpenAPI 3.1, from the operations. */
 export function openApiDocument(publicUrl: string): OpenApiDocument {
   return createDocument({
@@ -26,7 +51,7 @@ export function openApiDocument(publicUrl: string): OpenApiDocument {
     servers: [{ url: publicUrl }],
     security: [{ bearer: [] }],
     components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
-    paths: pathsOf(OPERATIONS),
+    paths: { ...pathsOf(OPERATIONS), [`${BASE_PATH}/events`]: { get: eventStream } },
   });
 }
 

@@ -5,16 +5,20 @@ import {
   ProtocolError,
   ProtocolErrorCode,
   Server,
+  type ServerEventBus,
 } from '@modelcontextprotocol/server';
 import type { Context, Middleware } from 'koa';
 import type { Logger } from 'pino';
 import { agentStatus, authenticate } from '../db/functions.ts';
 import { PosthornError, toPosthornError } from '../errors.ts';
+import type { StreamHub } from '../events/stream-hub.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
 import { inSpan } from '../tracing.ts';
+import { askFor, INBOX_RESOURCES, INBOX_TEMPLATES, inboxesOf, readInboxResource } from './inbox-resource.ts';
+import { Subscription } from './subscription.ts';
 import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
 import { INSTRUCTIONS, operationOf, SERVER_INFO, TOOLS } from './tools.ts';
 
@@ -26,6 +30,7 @@ interface EndpointOptions {
   log: Logger;
   /** Aborts when the pod stops: waiting calls then answer at once with what they have. */
   draining: AbortSignal;
+  hub: StreamHub;
 }
 
 /** Who makes one HTTP request; scopes are null while the owner is suspended, which each operation says itself. */
@@ -41,9 +46,29 @@ interface McpCaller {
  * revoked credential ends with the call before.
  */
 export function createMcpEndpoint(services: Services, options: EndpointOptions): Middleware {
-  const handler = createMcpHandler((context) => createServer(services, options, context), {
-    onerror: (err) => options.log.debug({ err }, 'mcp request refused'),
-  });
+  const makeHandler = (bus?: ServerEventBus) =>
+    createMcpHandler((context) => createServer(services, options, context), {
+      onerror: (err) => options.log.debug({ err }, 'mcp request refused'),
+      ...(bus && { bus }),
+    });
+  const handler = makeHandler();
+
+  /** An event stream by another name: it takes a slot, and ends as those of the other door do. */
+  async function answerSubscription(exchange: Exchange, { uris, agentIds }: NonNullable<ReturnType<typeof inboxesOf>>) {
+    const { ctx, request, authInfo, parsedBody } = exchange;
+    const { bearer } = authInfo.extra.caller;
+    const subscription = new Subscription(ctx.res, uris);
+    try {
+      const { credential } = bearer;
+      await options.hub.open({ credential, agentIds, lastEventId: undefined, outlet: subscription });
+    } catch (error) {
+      throw namedForDevice(error, bearer);
+    }
+    const own = makeHandler(subscription.bus);
+    await respond(ctx, await own.fetch(request, { authInfo, parsedBody: askFor(parsedBody, uris) }));
+    subscription.start(() => void own.close());
+  }
+
   return async function answerMcp(ctx) {
     const foreign = foreignHeader(ctx, options.publicUrl());
     if (foreign) return refuse(ctx, 403, `The ${foreign} header names another site.`);
@@ -54,13 +79,23 @@ export function createMcpEndpoint(services: Services, options: EndpointOptions):
     const caller = await identify(services, ctx);
     const parsedBody = await readJsonObject(ctx.req);
     const gone = whenGone(ctx);
-    // an event stream has no end of its own that a pod could wait for
-    const signal = parsedBody.method === 'subscriptions/listen' ? AbortSignal.any([gone, options.draining]) : gone;
+    const inboxes = inboxesOf(parsedBody);
+    // an event stream has no end of its own that a pod could wait for; those of inboxes are ended by the hub
+    const isEndless = parsedBody.method === 'subscriptions/listen' && !inboxes;
+    const signal = isEndless ? AbortSignal.any([gone, options.draining]) : gone;
     const headers = new Headers(Object.entries(ctx.headers) as [string, string][]);
     const request = new Request(new URL('/mcp', options.publicUrl()), { method: 'POST', headers, signal });
     const authInfo = { token: '', clientId: '', scopes: [], extra: { caller } };
+    if (inboxes) return await answerSubscription({ ctx, request, authInfo, parsedBody }, inboxes);
     await respond(ctx, await handler.fetch(request, { authInfo, parsedBody }));
   };
+}
+
+interface Exchange {
+  ctx: Context;
+  request: Request;
+  authInfo: { token: string; clientId: string; scopes: string[]; extra: { caller: McpCaller } };
+  parsedBody: Record<string, unknown>;
 }
 
 /** The name of a header that a page of another site, or a name rebound to this address, would send. */
@@ -85,14 +120,26 @@ async function identify({ pool }: Services, ctx: Context): Promise<McpCaller> {
   }
 }
 
-function createServer(services: Services, options: EndpointOptions, { authInfo }: McpRequestContext): Server {
+function createServer(services: Services, options: EndpointOptions, { authInfo, era }: McpRequestContext): Server {
   const caller = authInfo!.extra!.caller as McpCaller;
   const server = new Server(SERVER_INFO, {
-    capabilities: { tools: {} },
+    // the older clients would subscribe by a call that needs a session
+    capabilities: { tools: {}, resources: { subscribe: era === 'modern' } },
     instructions: INSTRUCTIONS,
     cacheHints: { 'tools/list': { ttlMs: LIST_TTL_MS, cacheScope: 'private' } },
   });
   server.setRequestHandler('tools/list', () => ({ tools: TOOLS }));
+  server.setRequestHandler('resources/list', () => ({ resources: INBOX_RESOURCES }));
+  server.setRequestHandler('resources/templates/list', () => ({ resourceTemplates: INBOX_TEMPLATES }));
+  server.setRequestHandler('resources/read', async ({ params }) => {
+    try {
+      return await readInboxResource(services, caller.bearer.credential, params.uri);
+    } catch (error) {
+      if (error instanceof ProtocolError) throw error;
+      const refusal = toPosthornError(namedForDevice(error, caller.bearer));
+      throw new ProtocolError(ProtocolErrorCode.InvalidParams, refusal.message, refusal.toBody(caller.requestId));
+    }
+  });
   server.setRequestHandler('tools/call', async ({ params }, { mcpReq }) => {
     const operation = operationOf(params.name);
     if (!operation) throw new ProtocolError(ProtocolErrorCode.InvalidParams, 'There is no such tool.');

@@ -13,6 +13,7 @@ import {
   putOauthRecord,
   revokeOauthGrant,
 } from '../db/functions.ts';
+import { toPosthornError } from '../errors.ts';
 import { knownScopes } from './client-habits.ts';
 
 /** What the library's models of a grant are called in the database; the others belong to nobody yet. */
@@ -62,7 +63,7 @@ function grantAdapter(model: string, kind: string, { pool, secrets, sessionCrede
   return {
     ...NOT_OF_GRANTS,
     async upsert(id, payload, secondsToLive) {
-      await addGrantToken(pool, {
+      await addToken(pool, {
         proof: (isConsent ? sessionCredential() : presentedToken()) ?? Buffer.alloc(0),
         connectionId: kind === 'grant' ? id : payload.grantId!,
         kind,
@@ -86,7 +87,8 @@ function grantAdapter(model: string, kind: string, { pool, secrets, sessionCrede
     async destroy(id) {
       if (kind !== 'grant') return await endGrantToken(pool, { tokenHash: hashOf(id) });
       // a grant is a connection: with it end its tokens, its streams and its mail
-      await revokeOauthGrant(pool, { proof: presentedToken() ?? Buffer.alloc(0), connectionId: id });
+      // where it is known no more, somebody else has ended it
+      await revokeOauthGrant(pool, { proof: presentedToken() ?? Buffer.alloc(0), connectionId: id }).catch(unlessEnded);
     },
   };
 }
@@ -114,7 +116,7 @@ function recordAdapter(model: string, { pool, secrets, sessionCredential }: Adap
       // the person has confirmed the machine: from here on its code proves the grant
       const proof = sessionCredential() ?? Buffer.alloc(0);
       const token = { kind: 'device_code', tokenHash: idHash, payload: sealed, scopes: [], seconds: secondsToLive };
-      await addGrantToken(pool, { proof, connectionId: payload.grantId, ...token });
+      await addToken(pool, { proof, connectionId: payload.grantId, ...token });
     },
     find: async (id) => open(await findOauthRecord(pool, { model, idHash: hashOf(id) })),
     findByUid: async (uid) => open(await findOauthRecord(pool, { model, uidHash: hashOf(uid) })),
@@ -133,6 +135,20 @@ const NOT_OF_GRANTS = {
   // ending the grant, which the library does besides, ends all of them at once
   revokeByGrantId: async () => {},
 };
+
+/** @throws InvalidGrant where the grant was ended meanwhile, or the session that it would begin with */
+async function addToken(pool: pg.Pool, token: Parameters<typeof addGrantToken>[1]): Promise<void> {
+  try {
+    await addGrantToken(pool, token);
+  } catch (error) {
+    unlessEnded(error);
+    throw new errors.InvalidGrant('it was ended');
+  }
+}
+
+function unlessEnded(error: unknown): void {
+  if (toPosthornError(error).code !== 'unauthorized') throw error;
+}
 
 /** What the client presented in the request that is answered now, hashed. */
 function presentedToken(): Buffer | undefined {

@@ -127,7 +127,8 @@ export function createOAuth(options: OAuthOptions): Middleware {
   async function answerByLibrary(ctx: Context): Promise<void> {
     const { path, method } = ctx;
     if (path === '/device' || (path.startsWith('/device/') && path !== '/device/authorize')) {
-      if (!(await pages.requireSignedIn(ctx, '/device'))) return;
+      const returnTo = /^\/device\?user_code=[A-Z-]+$/.test(ctx.url) ? ctx.url : '/device';
+      if (!(await pages.requireSignedIn(ctx, returnTo))) return;
     }
     await countAttempts(ctx);
     const body = method === 'POST' ? await readBody(ctx) : undefined;

@@ -12,7 +12,18 @@ import {
 import { PosthornError } from '../errors.ts';
 import { agentId, decodeCursor, encodeCursor, id, line, pageAfter, pageLimit, time, UUID_PLACE } from './fields.ts';
 import { defineOperation } from './operation.ts';
-import { Agent, agentView, Group, groupView, Peer, Proposal, peerView, proposalView } from './views.ts';
+import {
+  Agent,
+  agentView,
+  Group,
+  groupView,
+  Peer,
+  Proposal,
+  peerView,
+  proposalView,
+  WebhookSummary,
+  webhookSummary,
+} from './views.ts';
 
 export const status = defineOperation({
   name: 'status',
@@ -33,7 +44,7 @@ export const status = defineOperation({
     pending_messages: z.int(),
     pending_proposals: z.int(),
     presence_kind: z.enum(['events', 'webhook']).nullable(),
-    webhook: z.null(),
+    webhook: WebhookSummary.nullable(),
     owner_url: z.string(),
   }),
   async run({ pool, publicUrl }, { credential }, input) {
@@ -46,8 +57,8 @@ export const status = defineOperation({
       discoverable_agents: row!.discoverableAgents,
       pending_messages: row!.pendingMessages,
       pending_proposals: row!.pendingProposals,
-      presence_kind: row!.isListening ? ('events' as const) : null,
-      webhook: null,
+      presence_kind: row!.presenceKind as 'events' | 'webhook' | null,
+      webhook: webhookSummary(row!),
       owner_url: `${publicUrl}/owner`,
     };
   },

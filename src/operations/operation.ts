@@ -5,6 +5,7 @@ import type { CredentialUse } from '../db/credential-use.ts';
 import type { Listener } from '../db/listener.ts';
 import type { ReceiptLane } from '../db/receipt-lane.ts';
 import type { SendLane } from '../db/send-lane.ts';
+import type { AllowList } from '../net/allow-list.ts';
 
 /** What an operation works with: one set per pod. */
 export interface Services {
@@ -15,6 +16,8 @@ export interface Services {
   listener: Listener;
   /** Told of each credential that was good for a call. */
   credentialUse: CredentialUse;
+  /** Where webhooks may go besides public HTTPS. */
+  webhookAllow: AllowList;
   /** Where people and agents reach this server, without a slash at the end. */
   publicUrl: string;
 }

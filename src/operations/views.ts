@@ -1,5 +1,12 @@
 import { z } from 'zod';
-import type { AgentView, ConnectionView, GroupView, MessageView, ProposalView } from '../db/functions.ts';
+import type {
+  AgentStatusRow,
+  AgentView,
+  ConnectionView,
+  GroupView,
+  MessageView,
+  ProposalView,
+} from '../db/functions.ts';
 import { id, time } from './fields.ts';
 
 // What leaves the doors: snake_case, times in RFC 3339 UTC.
@@ -117,6 +124,24 @@ export const Proposal = z.object({
   decided_at: timeOrNull(),
 });
 
+/** What a webhook may be told of: any event of its agent's log. */
+export const WEBHOOK_EVENTS = [
+  'messaging.pending',
+  'message.state',
+  'proposal.decided',
+  'call.updated',
+  'wakeup.due',
+] as const;
+
+/** A webhook in short, for every turn. */
+export const WebhookSummary = z.object({
+  url_host: z.string(),
+  events: z.array(z.string()),
+  status: z.enum(['active', 'disabled']),
+  consecutive_failures: z.int(),
+  last_delivered_at: timeOrNull(),
+});
+
 const iso = (value: Date | null): string | null => value?.toISOString() ?? null;
 
 export function agentView(row: AgentView): z.infer<typeof Agent> {
@@ -127,12 +152,24 @@ export function agentView(row: AgentView): z.infer<typeof Agent> {
     runtime: row.runtime,
     runtime_version: row.runtimeVersion,
     origin_kind: row.originKind,
-    live: row.isListening,
-    presence_kind: row.isListening ? 'events' : null,
+    live: row.presenceKind !== null,
+    presence_kind: row.presenceKind as z.infer<typeof Agent>['presence_kind'],
     created_at: row.createdAt.toISOString(),
     ...(row.clientId === null
       ? { device: { id: row.deviceId, label: row.deviceLabel }, installation: row.installation }
       : { client: { id: row.clientId, name: row.deviceLabel } }),
+  };
+}
+
+/** Null where the agent has none. */
+export function webhookSummary(row: AgentStatusRow): z.infer<typeof WebhookSummary> | null {
+  if (row.webhookStatus === null) return null;
+  return {
+    url_host: row.webhookUrlHost!,
+    events: row.webhookEvents!,
+    status: row.webhookStatus as 'active' | 'disabled',
+    consecutive_failures: row.webhookConsecutiveFailures!,
+    last_delivered_at: iso(row.webhookLastDeliveredAt),
   };
 }
 

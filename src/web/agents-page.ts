@@ -24,7 +24,7 @@ export async function agentsPage({ pool, credential, formToken, now }: Reader): 
       : html`<section class="card" id="picture" aria-labelledby="picture-title">
 <h2 id="picture-title">Who may talk to whom</h2>
 ${talkPicture(
-  present.map(({ id, label, isListening }) => ({ id, label, isLive: isListening })),
+  present.map(({ id, label, presenceKind }) => ({ id, label, isLive: presenceKind !== null })),
   active,
 )}
 </section>
@@ -73,13 +73,19 @@ function originOf({ runtime, runtimeVersion, deviceLabel, clientId, installation
   return `${runtime}${version}, through ${deviceLabel}${clientId === null && installation ? ` (${installation})` : ''}`;
 }
 
+function presence({ presenceKind }: AgentView): Html {
+  if (presenceKind === 'events') return html`<span class="mark good">Live</span>`;
+  if (presenceKind === 'webhook') return html`<span class="mark good">Woken by its webhook</span>`;
+  return html`<span class="mark off">Reads when it asks</span>`;
+}
+
 function agentEntry(agent: AgentView, groups: GroupView[], formToken: string, now: Date): Html {
   return html`<li id="agent-${agent.id}" class="stack tight">
 <div class="row apart">
 <div class="entry"><h3>${agent.label}</h3>
 <p class="quiet">${originOf(agent)} · since ${when(agent.createdAt, now)}</p>
 <p class="quiet">${groups.length === 0 ? 'In no collaboration' : `In ${listInWords(groups.map(({ name }) => `“${name}”`))}`}</p></div>
-${agent.isListening ? html`<span class="mark good">Live</span>` : html`<span class="mark off">Reads when it asks</span>`}
+${presence(agent)}
 </div>
 ${graveAct({
   action: `/owner/agents/${agent.id}/revoke`,

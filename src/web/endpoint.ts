@@ -22,7 +22,7 @@ import { howToSignInPage, refusedPage, signInFailedPage, signInPage } from './si
 /** Where somebody goes on after signing in; only paths that the server itself gave out. */
 const RETURN_COOKIE = 'posthorn_return';
 const RETURN_PATH =
-  /^\/(oauth\/interaction\/[\w-]{1,128}|device|owner\/(agents|connections|connect|activity|settings))$/;
+  /^\/(oauth\/interaction\/[\w-]{1,128}|device(\?user_code=[A-Z-]{1,16})?|owner\/(agents|connections|connect|activity|settings))$/;
 const RETURN_MS = 15 * 60_000;
 
 export interface SignedIn extends Session {

@@ -6,7 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeEach, describe, expect, test } from 'vitest';
 import { packageRoot } from '../../src/package-root.ts';
-import { readForm } from '../helpers/browser.ts';
+import { makeSignInUrl } from '../../src/sign-in-link.ts';
+import { createBrowser, readForm } from '../helpers/browser.ts';
 import { runCommand, type Settings } from '../helpers/command-line.ts';
 import { signIn } from '../helpers/oauth.ts';
 import { callHttp, startPosthorn, type TestOwner } from '../helpers/posthorn.ts';
@@ -132,6 +133,26 @@ describe('a paired machine', () => {
     const after = await readFileAsJson();
     expect(after.login.refresh_token).not.toBe(before.login.refresh_token);
     expect(await countAccessTokens()).toBe(tokens + 1);
+  }, 60_000);
+
+  test('signs in on the way, and keeps nothing of what it had where the owner gives it another token', async () => {
+    const browser = createBrowser(url);
+    const login = await startLogin();
+    expect((await browser.open(login.address)).text).toContain('posthorn owner link');
+    const link = await owner.act((db, credential) => makeSignInUrl(db, url, credential));
+    const back = await browser.submit(await browser.open(link));
+    expect(readForm(back).fields.user_code).toMatch(/^[A-Z]{4}-[A-Z]{4}$/);
+    await browser.submit(await browser.submit(back), { decision: 'allow' });
+    await login.exited;
+    const before = await readFileAsJson();
+    const { connections } = (await browser.call('GET', '/owner/v1/connections')).json as {
+      connections: { id: string; kind: string }[];
+    };
+    const { id } = connections.find(({ kind }) => kind === 'device')!;
+    const rotated = await browser.call('POST', `/owner/v1/connections/${id}/rotate`, {});
+    expect((await callHttp(url, before.token, 'GET', '/messaging/v1/status')).status).toBe(401);
+    const { token } = rotated.json as { token: string };
+    expect((await callHttp(url, token, 'GET', '/messaging/v1/status')).status).toBe(200);
   }, 60_000);
 
   test('is told to pair again when the owner has ended it', async () => {

@@ -86,6 +86,17 @@ describe('a server of one owner', () => {
     expect(stderr).toContain('only this once');
   });
 
+  test('a link is made that signs a browser in', async () => {
+    const { url } = await answer('owner', 'link');
+    expect(url).toMatch(/^http:\/\/127\.0\.0\.1:\d+\/owner\/sign-in\?link=phl_[\w-]{43}$/);
+    const hash = hashCredential(new URL(url).searchParams.get('link')!);
+    const { rows } = await database.admin.query(
+      `select extract(epoch from expires_at - created_at)::int / 60 as minutes from posthorn.sign_in_links where link_hash = $1`,
+      [hash],
+    );
+    expect(rows).toEqual([{ minutes: 15 }]);
+  });
+
   test('a machine is paired', async () => {
     const { token, expires_at } = await answer('owner', 'pair', '--label', 'Desk');
     expect(token).toMatch(/^phd_/);

@@ -1,10 +1,11 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeAll, expect, test } from 'vitest';
-import { requeueJobs } from '../../src/db/functions.ts';
+import { makeId } from '../../src/crypto/ids.ts';
+import { claimDeliveries, recordAttempts, requeueJobs, setWebhook, testWebhook } from '../../src/db/functions.ts';
 import { withClient } from '../../src/db/pool.ts';
 import { packageRoot } from '../../src/package-root.ts';
-import { createWorld, type Owner, send, type World } from '../helpers/world.ts';
+import { type Agent, createWorld, type Owner, send, type World } from '../helpers/world.ts';
 
 // The recipes of docs/operate.md, as the roles that they are for, on a database where each has something to show.
 
@@ -20,10 +21,11 @@ const recipes: Recipe[] = [...page.matchAll(/^```sql (\w+)\n(.*?)^```/gms)].map(
 }));
 
 /** What nobody but the owner and the agents may read. */
-const SECRETS = ['secret owner', 'secret agent', 'secret purpose', 'secret body'];
+const SECRETS = ['secret owner', 'secret agent', 'secret purpose', 'secret body', 'secret.example'];
 
 let world: World;
 let owner: Owner;
+let delivery: string;
 
 beforeAll(async () => {
   world = await createWorld();
@@ -37,7 +39,31 @@ beforeAll(async () => {
   const jobs = world.database.as('posthorn_jobs');
   await jobs.query(`select posthorn_api.beat_worker('worker')`);
   await jobs.query(`select graphile_worker.add_job('messages__expire')`);
+  delivery = await failDelivery(carl!);
 });
+
+/** Gives an agent a webhook, and that a delivery that failed. */
+async function failDelivery({ credential, id: agentId }: Agent): Promise<string> {
+  const { app, database } = world;
+  const [sealedUrl, sealedSecret, events] = [Buffer.alloc(40), Buffer.alloc(40), ['call.updated']];
+  await setWebhook(app, { credential, agentId, urlHost: 'secret.example', sealedUrl, sealedSecret, events });
+  const { webhookId, id } = await testWebhook(app, { credential, agentId });
+  const leaseIds = [makeId()];
+  const jobs = database.as('posthorn_jobs');
+  await claimDeliveries(jobs, { webhookIds: [webhookId], leaseIds });
+  await recordAttempts(jobs, {
+    webhookIds: [webhookId],
+    leaseIds,
+    deliveryIds: [id],
+    httpStatuses: [null],
+    problems: ['dns'],
+    milliseconds: [1],
+    retryAfterSeconds: [null],
+    goOn: [true],
+  });
+  await database.admin.query(`delete from graphile_worker._private_jobs where key like 'webhook:%'`);
+  return id;
+}
 
 test('there are recipes of both kinds', () => {
   expect(new Set(recipes.map(({ role }) => role))).toEqual(new Set(['posthorn_ops', 'posthorn_admin']));
@@ -48,7 +74,10 @@ test.each(recipes)('$sql', async ({ role, sql }) => {
   // somebody's open snapshot
   await holder.query('begin isolation level repeatable read; select 1');
   try {
-    const { rows } = await inRolledBackTransaction(role, sql.replaceAll('OWNER-ID', owner.id));
+    const { rows } = await inRolledBackTransaction(
+      role,
+      sql.replaceAll('OWNER-ID', owner.id).replaceAll('DELIVERY-ID', delivery),
+    );
     if (sql.includes('ops.invariants')) expect(rows).toEqual([]);
     else expect(rows.length).toBeGreaterThan(0);
     expect(JSON.stringify(rows)).not.toMatch(new RegExp(SECRETS.join('|')));

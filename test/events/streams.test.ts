@@ -1,6 +1,7 @@
+import pg from 'pg';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { hashCredential } from '../../src/crypto/credentials.ts';
-import { revokeAgent, revokeConnection, rotateConnection } from '../../src/db/functions.ts';
+import { deleteAccount, readEvents, revokeAgent, revokeConnection, rotateConnection } from '../../src/db/functions.ts';
 import { openStream, type StreamEvent, type TestStream } from '../helpers/event-stream.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 
@@ -42,6 +43,7 @@ const say = (to: TestAgent) => ({
   body: 'words that no event may hold',
   idempotency_key: newKey(),
 });
+const admin = (sql: string, values?: unknown[]) => posthorn.database.admin.query(sql, values);
 const ofKind = (kind: string) => (events: StreamEvent[]) => events.filter(({ event }) => event === kind);
 const pending = ofKind('messaging.pending');
 const idsOf = (events: StreamEvent[]) => events.flatMap(({ data }) => data.message_ids);
@@ -73,6 +75,20 @@ test('a stream begins with a snapshot and then tells of mail sent through any po
   });
   expect(JSON.stringify(reader.events)).not.toContain('words');
 });
+
+/** Events without a message, straight into the log. */
+async function appendEvents(agent: TestAgent, count: number): Promise<void> {
+  await admin(
+    `with counted as (
+       update posthorn.mailboxes set event_seq = event_seq + $2 where agent_id = $1 returning owner_id, agent_id, wake_number, event_seq - $2 as base
+     ), told as (
+       insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+       select owner_id, agent_id, base + n, 'wakeup.due', gen_random_uuid(), clock_timestamp() from counted, generate_series(1, $2) n
+     )
+     select pg_notify('posthorn', wake_number::text) from counted`,
+    [agent.id, count],
+  );
+}
 
 test('a sender hears what becomes of a message', async () => {
   const [a, b] = await pair();
@@ -144,15 +160,20 @@ test('several agents of a connection on one stream', async () => {
 });
 
 describe('ends within a second, and says why, when', () => {
-  const closing = ofKind('stream.closing');
+  /** From the moment when what ends it was committed. */
+  async function expectEnd(reader: TestStream, reason: string): Promise<void> {
+    const since = performance.now();
+    await reader.ended;
+    expect(performance.now() - since).toBeLessThan(1_000);
+    expect(reader.events.at(-1)).toMatchObject({ event: 'stream.closing', data: { reason } });
+  }
 
   test('its connection is revoked, and tells nothing committed later', async () => {
     const [a, b] = await pair();
     const reader = await stream(b, { pod: 1 });
     await reader.until((events) => events.length > 0);
     await owner.act((db, credential) => revokeConnection(db, { credential, connectionId: b.connectionId }));
-    await reader.ended;
-    expect(closing(reader.events)[0]!.data.reason).toBe('revoked');
+    await expectEnd(reader, 'revoked');
     expect((await a.send(say(b))).body.error).toBe('recipient_unavailable');
     expect((await stream(b)).status).toBe(401);
   });
@@ -162,8 +183,7 @@ describe('ends within a second, and says why, when', () => {
     const reader = await stream(b);
     await reader.until((events) => events.length > 0);
     await owner.act((db, credential) => revokeAgent(db, { credential, agentId: b.id }));
-    await reader.ended;
-    expect(closing(reader.events)[0]!.data.reason).toBe('revoked');
+    await expectEnd(reader, 'revoked');
   });
 
   test('its credential is rotated away', async () => {
@@ -173,8 +193,7 @@ describe('ends within a second, and says why, when', () => {
     await owner.act((db, credential) =>
       rotateConnection(db, { credential, connectionId: b.connectionId, credentialHash: hashCredential(newKey()) }),
     );
-    await reader.ended;
-    expect(closing(reader.events)[0]!.data.reason).toBe('revoked');
+    await expectEnd(reader, 'revoked');
   });
 
   test('it is succeeded by the stream that resumes it, on another pod', async () => {
@@ -183,9 +202,128 @@ describe('ends within a second, and says why, when', () => {
     const [snapshot] = await reader.until((events) => events.length > 0);
     const next = await stream(b, { pod: 1, last: snapshot!.id! });
     expect(next.status).toBe(200);
-    await reader.ended;
-    expect(closing(reader.events)[0]!.data.reason).toBe('replaced');
+    await expectEnd(reader, 'replaced');
   });
+
+  test('its owner is suspended', async () => {
+    const other = await posthorn.owner();
+    const agent = await other.agent('c');
+    const reader = await stream(agent, { pod: 1 });
+    await reader.until((events) => events.length > 0);
+    await admin('select ops.suspend_owner($1)', [other.id]);
+    await expectEnd(reader, 'suspended');
+  });
+
+  test('its owner deletes the account', async () => {
+    const other = await posthorn.owner();
+    const agent = await other.agent('c');
+    const reader = await stream(agent, { pod: 1 });
+    await reader.until((events) => events.length > 0);
+    await other.act((db, credential) => deleteAccount(db, { credential }));
+    await expectEnd(reader, 'revoked');
+  });
+
+  test('its credential expires', async () => {
+    const [, b] = await pair();
+    const { rows } = await admin(
+      `update posthorn.connections set expires_at = clock_timestamp() + interval '1.5 seconds' where connection_id = $1 returning expires_at`,
+      [b.connectionId],
+    );
+    const reader = await stream(b);
+    await reader.ended;
+    expect(Date.now() - rows[0].expires_at.getTime()).toBeLessThan(1_000);
+    expect(reader.events.at(-1)).toMatchObject({ event: 'stream.closing', data: { reason: 'expired' } });
+  });
+});
+
+test('what is committed after a revocation is not read, though the reader was proved before', async () => {
+  const [, b] = await pair();
+  const app = posthorn.database.as('posthorn_app');
+  const read = () =>
+    readEvents(app, { credentials: [hashCredential(b.token)], agentIds: [b.id], after: [0], limit: 10 });
+  expect(await read()).toEqual([]);
+  const owner = new pg.Client({ connectionString: posthorn.database.url });
+  await owner.connect();
+  // the reader is proved and then waits for the log, while the connection ends and an event follows
+  await owner.query('begin');
+  await owner.query('lock table posthorn.events in access exclusive mode');
+  const reading = read();
+  await expect
+    .poll(
+      async () =>
+        (await admin(`select from pg_locks where relation = 'posthorn.events'::regclass and not granted`)).rowCount,
+    )
+    .toBe(1);
+  await owner.query('update posthorn.connections set revoked_at = clock_timestamp() where connection_id = $1', [
+    b.connectionId,
+  ]);
+  await owner.query(
+    `insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+     select owner_id, agent_id, 1, 'wakeup.due', agent_id, clock_timestamp() from posthorn.agents where agent_id = $1`,
+    [b.id],
+  );
+  await owner.query('commit');
+  await owner.end();
+  expect(await reading).toEqual([expect.objectContaining({ problem: 'unauthorized', seq: null })]);
+});
+
+test('a reader far behind is given every page, and what is sent meanwhile, in order', async () => {
+  const [a, b] = await pair();
+  const first = await stream(b);
+  const [snapshot] = await first.until((events) => events.length > 0);
+  first.close();
+  await appendEvents(b, 350);
+  const readers = await Promise.all([0, 1].map((pod) => stream(b, { pod, last: snapshot!.id! })));
+  const sent = await a.send(say(b));
+  const truth = await admin('select subject_id from posthorn.events where agent_id = $1 order by seq', [b.id]);
+  const subjects = (events: StreamEvent[]) =>
+    events.map(({ data }) => data.message_ids?.[0] ?? data.id).filter(Boolean);
+  // the second took the slot of the first stream, and the first of the two has none to succeed
+  for (const reader of readers) {
+    const events = await reader.until((all) => idsOf(pending(all)).includes(sent.body.id));
+    expect(subjects(events)).toEqual(truth.rows.map(({ subject_id }) => subject_id));
+  }
+});
+
+test('an id from below the floor of the log is answered by reset and snapshot, one at the floor goes on', async () => {
+  const [, b] = await pair();
+  const first = await stream(b);
+  await first.until((events) => events.length > 0);
+  await appendEvents(b, 3);
+  const events = (await first.until((all) => all.length === 4)).slice(1);
+  first.close();
+  await admin(
+    `update posthorn.events set occurred_at = occurred_at - interval '8 days' where agent_id = $1 and seq <= 2`,
+    [b.id],
+  );
+  const below = await stream(b, { last: events[0]!.id! });
+  expect((await below.until((all) => all.length === 2)).map(({ event }) => event)).toEqual(['reset', 'snapshot']);
+  const at = await stream(b, { last: events[1]!.id! });
+  expect((await at.until((all) => all.length === 1)).map(({ event }) => event)).toEqual(['wakeup.due']);
+});
+
+test('ids of another epoch are answered by reset, and streams of it are told to come back', async () => {
+  const [, b] = await pair();
+  const old = await stream(b);
+  const [snapshot] = await old.until((events) => events.length > 0);
+  await admin('update posthorn.server set epoch = epoch + 1');
+  const next = await stream(b, { last: snapshot!.id! });
+  expect((await next.until((all) => all.length === 2)).map(({ event }) => event)).toEqual(['reset', 'snapshot']);
+  await old.ended;
+  const witness = await stream(b);
+  await witness.until((events) => events.length > 0);
+});
+
+test('eight streams over one agent hear the same', async () => {
+  const [a, b] = await pair();
+  const readers = await Promise.all(Array.from({ length: 8 }, (_, index) => stream(b, { pod: index % 2 })));
+  for (const reader of readers) await reader.until((events) => events.length > 0);
+  const sent = [];
+  for (let index = 0; index < 5; index++) sent.push((await a.send(say(b), index % 2)).body.id);
+  const heard = await Promise.all(readers.map((reader) => reader.until((all) => pending(all).length === 5)));
+  for (const events of heard) expect(idsOf(pending(events))).toEqual(sent);
+  const ids = heard.flatMap((events) => events.map(({ id }) => id));
+  expect(new Set(ids).size, 'ids name their stream').toBe(ids.length);
 });
 
 test('a connection holds eight streams over all pods, and a closed one gives its slot back', async () => {
@@ -228,9 +366,19 @@ test('bad input at this door', async () => {
   expect((await openStream(url, b.token, '/messaging/v1/events')).status).toBe(400);
   expect((await openStream(url, b.token, '/messaging/v1/events?agent_id=x')).status).toBe(400);
   expect((await openStream(url, 'phs_unknown', `/messaging/v1/events?agent_id=${b.id}`)).status).toBe(401);
-  const head = await fetch(`${url}/messaging/v1/events?agent_id=${b.id}`, {
-    method: 'HEAD',
-    headers: { authorization: `Bearer ${b.token}` },
-  });
-  expect([head.status, head.headers.get('content-type')]).toEqual([200, 'text/event-stream; charset=utf-8']);
+});
+
+test('HEAD says what GET would and takes no slot; OPTIONS names the methods', async () => {
+  const [, b] = await pair();
+  const url = `${posthorn.pods[0]!.url}/messaging/v1/events?agent_id=${b.id}`;
+  const ask = (method: string, token: string) => fetch(url, { method, headers: { authorization: `Bearer ${token}` } });
+  for (let index = 0; index < 10; index++) {
+    const head = await ask('HEAD', b.token);
+    expect([head.status, head.headers.get('content-type')]).toEqual([200, 'text/event-stream; charset=utf-8']);
+  }
+  expect((await ask('HEAD', 'phs_unknown')).status).toBe(401);
+  const options = await fetch(url, { method: 'OPTIONS' });
+  expect([options.status, options.headers.get('allow')]).toEqual([204, 'GET, HEAD, OPTIONS']);
+  expect((await ask('POST', b.token)).status).toBe(404);
+  expect((await stream(b)).status).toBe(200);
 });

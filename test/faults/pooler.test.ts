@@ -1,67 +1,29 @@
-import { type ChildProcess, spawn } from 'node:child_process';
-import { once } from 'node:events';
-import { chmodSync, existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
-import { createConnection, createServer } from 'node:net';
-import { tmpdir, userInfo } from 'node:os';
-import { join } from 'node:path';
 import { pino } from 'pino';
-import { afterAll, beforeAll, describe, expect, test, vi } from 'vitest';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { startPod } from '../../src/pod.ts';
+import { hasPooler, startPooler } from '../helpers/pooler.ts';
 import { newKey, startPosthorn, type TestAgent, type TestPosthorn } from '../helpers/posthorn.ts';
 
-const PGBOUNCER = ['/usr/sbin/pgbouncer', '/usr/bin/pgbouncer'].find((path) => existsSync(path));
 const READS = 1_000;
 const CALLERS = 20;
 
-// Debian's package has it; where it cannot be had there is nothing to put in front.
-describe.skipIf(PGBOUNCER === undefined)('behind PgBouncer in transaction mode', () => {
+describe.skipIf(!hasPooler)('behind PgBouncer in transaction mode', () => {
   let posthorn: TestPosthorn;
-  let bouncer: ChildProcess;
-  let folder: string;
-  let pooledUrl: string;
+  let pooler: Awaited<ReturnType<typeof startPooler>>;
 
   beforeAll(async () => {
     posthorn = await startPosthorn();
-    const port = await freePort();
-    const database = new URL(posthorn.database.url);
-    folder = mkdtempSync(join(tmpdir(), 'posthorn-pooler-'));
-    chmodSync(folder, 0o755);
-    const config = join(folder, 'pgbouncer.ini');
-    const users = join(folder, 'users.txt');
-    writeFileSync(users, `"${decodeURIComponent(database.username)}" "${decodeURIComponent(database.password)}"\n`, {
-      mode: 0o644,
-    });
-    writeFileSync(
-      config,
-      `[databases]
-* = host=${database.hostname} port=${database.port}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = ${port}
-unix_socket_dir =
-auth_type = plain
-auth_file = ${users}
-pool_mode = transaction
-default_pool_size = 3
-max_client_conn = 200
-`,
-    );
-    const asUser = userInfo().uid === 0 ? ['-u', 'nobody'] : [];
-    bouncer = spawn(PGBOUNCER!, [...asUser, config], { stdio: 'ignore' });
-    await untilListening(port);
-    pooledUrl = Object.assign(new URL(database), { port: String(port) }).toString();
+    pooler = await startPooler(posthorn.database.url);
   });
   afterAll(async () => {
-    bouncer.kill('SIGKILL');
-    await once(bouncer, 'exit');
+    await pooler.stop();
     await posthorn.close();
-    rmSync(folder, { recursive: true, force: true });
   });
 
   test('1,000 interleaved reads of two owners show no foreign row, and wakes arrive over the direct connection', async () => {
     const log = pino({ enabled: false });
     const pod = await startPod({
-      databaseUrl: pooledUrl,
+      databaseUrl: pooler.url,
       listenUrl: posthorn.database.url,
       publicUrl: undefined,
       host: '127.0.0.1',
@@ -110,24 +72,3 @@ max_client_conn = 200
     return pair;
   }
 });
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as { port: number };
-  server.close();
-  await once(server, 'close');
-  return port;
-}
-
-/** Connects until somebody answers. */
-async function untilListening(port: number): Promise<void> {
-  await vi.waitFor(
-    async () => {
-      const socket = createConnection(port, '127.0.0.1');
-      await once(socket, 'connect');
-      socket.destroy();
-    },
-    { timeout: 10_000 },
-  );
-}

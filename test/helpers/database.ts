@@ -32,19 +32,12 @@ export async function createTestDatabase(options: { isEmpty?: boolean } = {}): P
     : `${inject('templateDatabase')} strategy file_copy`;
   await onServer((client) => client.query(`create database ${name} template ${template}`));
   const url = Object.assign(new URL(inject('serverUrl')), { pathname: `/${name}` }).toString();
-  const pools = new Map<string, pg.Pool>();
-  const as = (role: string): pg.Pool => {
-    const pool = pools.get(role) ?? createPool({ url, role, max: 20 });
-    pools.set(role, pool);
-    return pool;
-  };
+  const reached = databaseAt(url);
   const database: TestDatabase = {
-    url,
-    admin: as(decodeURIComponent(new URL(url).username)),
-    as,
+    ...reached,
     async drop() {
       if (!open.delete(database)) return;
-      await Promise.all([...pools.values()].map((pool) => pool.end()));
+      await reached.drop();
       const leaks = await connectionsLeft(name);
       await onServer((client) => client.query(`drop database ${name} with (force)`));
       expect(leaks, `connections that ${name}'s tests left open`).toEqual([]);
@@ -54,6 +47,24 @@ export async function createTestDatabase(options: { isEmpty?: boolean } = {}): P
   // a copy of a database is a restored one to it, unless it is told otherwise
   if (!options.isEmpty) await database.admin.query(RECOGNISE);
   return database;
+}
+
+/** A database of a server that the test runs itself; `drop` only ends the pools. */
+export function databaseAt(url: string): TestDatabase {
+  const pools = new Map<string, pg.Pool>();
+  const as = (role: string): pg.Pool => {
+    const pool = pools.get(role) ?? createPool({ url, role, max: 20 });
+    pools.set(role, pool);
+    return pool;
+  };
+  return {
+    url,
+    admin: as(decodeURIComponent(new URL(url).username)),
+    as,
+    async drop() {
+      await Promise.all([...pools.values()].map((pool) => pool.end()));
+    },
+  };
 }
 
 /** Called at the end of each test file. */

@@ -18,6 +18,8 @@ export interface TestStream {
   /** Resolves when the server has ended the stream. */
   ended: Promise<void>;
   close(): void;
+  /** Leaves by a reset, as a client that is killed with data unread. */
+  reset(): void;
 }
 
 /** A reader of server-sent events over a plain socket. */
@@ -31,6 +33,7 @@ export async function openStream(url: string, token: string, path: string, lastE
   });
   outgoing.end();
   const [response] = (await once(outgoing, 'response')) as [IncomingMessage];
+  outgoing.on('error', () => {}); // a server that dies
   const events: StreamEvent[] = [];
   const waiting = new Set<() => void>();
   let rest = '';
@@ -67,6 +70,7 @@ export async function openStream(url: string, token: string, path: string, lastE
         check();
       }),
     close: () => outgoing.destroy(),
+    reset: () => response.socket.resetAndDestroy(),
   };
 }
 

@@ -6,8 +6,10 @@ import { makeId } from '../../src/crypto/ids.ts';
 import { type KeyRing, makeKeyRing, makeRingProof, wrapDataKey } from '../../src/crypto/key-ring.ts';
 import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
+import { parseAllowList } from '../../src/net/allow-list.ts';
 import type { Egress } from '../../src/net/egress.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
+import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
 import { watchLog } from './log-lines.ts';
 
@@ -44,16 +46,18 @@ export interface TestPosthorn {
   ring: KeyRing;
   pods: Pod[];
   owner(label?: string): Promise<TestOwner>;
-  /** Every line that the pods logged so far. */
+  /** A worker in this process that delivers webhooks. Close it before the pods. */
+  worker(): Promise<Worker>;
+  /** Every line that the pods and workers logged so far. */
   log(): string;
   close(): Promise<void>;
 }
 
 /** Pods on a database of this test file. Close them before the file ends. */
 export async function startPosthorn(
-  options: { pods?: number; publicUrl?: string; egress?: Egress } = {},
+  options: { pods?: number; publicUrl?: string; database?: TestDatabase; webhookAllow?: string; egress?: Egress } = {},
 ): Promise<TestPosthorn> {
-  const database = await createTestDatabase();
+  const database = options.database ?? (await createTestDatabase());
   const admin = database.as('posthorn_admin');
   const ring = makeKeyRing();
   await functions.addRingKey(admin, { ringKeyId: ring.currentId, proof: makeRingProof(ring, ring.currentId) });
@@ -77,6 +81,7 @@ export async function startPosthorn(
         port: 0,
         keyRing: ring,
         egress: options.egress,
+        webhookAllow: parseAllowList(options.webhookAllow ?? ''),
         log,
       }),
     ),
@@ -131,6 +136,16 @@ export async function startPosthorn(
     ring,
     pods,
     owner,
+    worker: () =>
+      startWorker({
+        databaseUrl: database.url,
+        openDelivery: async () => ({
+          keyRing: ring,
+          readKeyRing: async () => ring,
+          allow: parseAllowList(options.webhookAllow ?? ''),
+        }),
+        log,
+      }),
     log: () => lines,
     async close() {
       await Promise.all(pods.map((pod) => pod.close()));

@@ -155,7 +155,7 @@ test('a worker sees of all owners only what is due, and can end nothing before i
   expect((await jobs.query('delete from posthorn.messages')).rowCount).toBe(0);
   expect((await jobs.query('select state from posthorn.messages')).rows).toEqual([]);
   expect(await storedState(message)).toBe('queued');
-  expect(await refusal(jobs.query('select * from posthorn_api.ring_keys()'))).toEqual({ code: '42501' });
+  expect(await refusal(jobs.query(`select * from posthorn_api.read_inbox('', 0, 1)`))).toEqual({ code: '42501' });
 
   await clock.advance('25 hours');
   expect(await visible()).toEqual([{ message_id: message }]);

@@ -36,7 +36,7 @@ const callTool = (name: string, input: object) =>
 describe.each(['legacy', 'modern'])('inspector, %s era', (era) => {
   test('finds nothing to say about the tools', async () => {
     const { result, schemaFindings, stderr } = await inspect(a, era, 'tools/list', '--strict');
-    expect(result.tools).toHaveLength(9);
+    expect(result.tools).toHaveLength(11);
     expect(schemaFindings).toBeUndefined();
     expect(stderr).not.toContain('portability');
   });

@@ -5,7 +5,7 @@ import { OPERATIONS } from '../../src/operations/index.ts';
 const CORE = ['status', 'register_agent', 'list_agents', 'send_message', 'receive_messages', 'acknowledge_messages'];
 
 /** What is left of the 6,000 tokens belongs to tools of later issues. */
-const MAX_TOKENS = 4_200;
+const MAX_TOKENS = 4_700;
 
 type Schema = { [keyword: string]: unknown; properties?: Record<string, Schema>; items?: Schema; anyOf?: Schema[] };
 
@@ -22,7 +22,14 @@ function nodesOf(schema: Schema): Schema[] {
 test('every operation that is a tool is listed, in its order', () => {
   const names = OPERATIONS.filter((operation) => operation.isTool).map((operation) => operation.name);
   expect(TOOLS.map((tool) => tool.name)).toEqual(names);
-  expect(names).toEqual([...CORE, 'message_status', 'propose_collaboration', 'proposal_status']);
+  expect(names).toEqual([
+    ...CORE,
+    'message_status',
+    'propose_collaboration',
+    'proposal_status',
+    'register_webhook',
+    'remove_webhook',
+  ]);
 });
 
 test('the list is small', () => {

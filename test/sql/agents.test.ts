@@ -261,9 +261,16 @@ describe('what an agent sees', () => {
         enabled: true,
         agentId: null,
         discoverableAgents: 0,
+        livePeers: 0,
+        presenceKind: null,
         pendingMessages: 0,
         pendingProposals: 0,
         wakeNumber: null,
+        webhookUrlHost: null,
+        webhookEvents: null,
+        webhookStatus: null,
+        webhookConsecutiveFailures: null,
+        webhookLastDeliveredAt: null,
       },
     ]);
     const [me, peer, third] = [await connection.agent(), await owner.agent(), await owner.agent()];

@@ -11,7 +11,9 @@ import { createTestDatabase } from '../helpers/database.ts';
 const database = await createTestDatabase({ isEmpty: true });
 await migrate({ url: database.url, sqlDirectory: join(packageRoot, 'sql'), log: () => {} });
 
-const ROLES = ['admin', 'app', 'engine', 'jobs', 'ops', 'owner', 'prover'].map((name) => `posthorn_${name}`);
+const ROLES = ['admin', 'app', 'engine', 'enqueuer', 'jobs', 'ops', 'owner', 'prover'].map(
+  (name) => `posthorn_${name}`,
+);
 const CODE_SCHEMAS = ['ops', 'posthorn_api', 'posthorn_impl'];
 const OUR_SCHEMAS = [...CODE_SCHEMAS, 'posthorn', 'posthorn_secret'];
 
@@ -39,6 +41,7 @@ const OTHER_POLICIES = {
   'owners select_any SELECT posthorn_prover': 'the person at the server may act as any owner',
   'owners update_admin UPDATE posthorn_admin': 'the person at the server suspends any owner',
   'sign_in_links select_presented SELECT posthorn_prover': 'a one-time link shows its own row: it proves its owner',
+  'webhooks select_any SELECT posthorn_prover': 'a job names an endpoint, which tells whose deliveries it is about',
 };
 
 /** What workers see of owners whom nobody proved: what is past a deadline, and what is kept no longer. */
@@ -49,6 +52,7 @@ const WORKERS_SEE: Record<string, string> = {
 const OUTDATED: Record<string, string> = {
   grant_tokens: 'expires_at <= (select posthorn_impl.clock as clock)',
   sign_in_links: 'expires_at <= (select posthorn_impl.clock as clock)',
+  deliveries: `true and created_at <= (select posthorn_impl.kept_since'delivery_days'::text as kept_since)`,
   events: `true and occurred_at <= (select posthorn_impl.kept_since'event_days'::text as kept_since)`,
   idempotency_keys: `true and created_at <= (select posthorn_impl.kept_since'receipt_days'::text as kept_since)`,
   messages: `state <> all array['held'::text, 'queued'::text, 'delivered'::text] and created_at <= (select posthorn_impl.kept_since'receipt_days'::text as kept_since)`,
@@ -81,6 +85,11 @@ const HIDDEN_FROM_OPERATORS = [
   'proposals.purpose',
   'held_bodies.ciphertext',
   'ring_keys.proof',
+  'webhooks.previous_sealed_secret',
+  'webhooks.sealed_auth_header',
+  'webhooks.sealed_secret',
+  'webhooks.sealed_url',
+  'webhooks.url_host',
 ];
 
 /** Whatever comes first in a key or an index is what it can be divided and guarded by. */
@@ -90,6 +99,7 @@ const KEYS_WITHOUT_OWNER = {
   links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
   tokens_are_unique_everywhere: 'looked up before the owner is known; a token belongs to one owner only',
+  webhook_ids_are_unique: 'a job names an endpoint and no owner',
 };
 
 const FOREIGN_KEYS_WITHOUT_OWNER = {
@@ -269,6 +279,7 @@ describe('ownership and rights', () => {
       ),
     ).toEqual([
       'posthorn_api.beat_worker',
+      'posthorn_api.claim_deliveries',
       'posthorn_api.delete_deleted_accounts',
       'posthorn_api.delete_expired_credentials',
       'posthorn_api.delete_outdated',
@@ -276,6 +287,8 @@ describe('ownership and rights', () => {
       'posthorn_api.expire_messages',
       'posthorn_api.expire_proposals',
       'posthorn_api.recognise_server',
+      'posthorn_api.record_attempts',
+      'posthorn_api.ring_keys',
       'posthorn_impl.clock',
       'posthorn_impl.delete_expired_records',
       'posthorn_impl.expire_owner_proposals',
@@ -348,11 +361,16 @@ describe('ownership and rights', () => {
       'connections.kind',
       'connections.scopes',
       'conversations.kind',
+      'deliveries.event_state',
+      'deliveries.kind',
+      'deliveries.state',
+      'delivery_attempts.problem',
       'events.kind',
       'events.state',
       'idempotency_keys.operation',
       'limits.description',
       'limits.name',
+      'mailboxes.webhook_events',
       'message_transitions.from_state',
       'message_transitions.to_state',
       'messages.state',
@@ -363,6 +381,9 @@ describe('ownership and rights', () => {
       'proposals.reason',
       'proposals.state',
       'ring_keys.ring_key_id',
+      'webhooks.disabled_reason',
+      'webhooks.events',
+      'webhooks.status',
       'worker_heartbeats.worker_id',
     ]);
   });
@@ -441,6 +462,18 @@ describe('ownership and rights', () => {
       events: ['seq', 'kind', 'subject_id', 'state'],
       audit_entries: ['act', 'subject_id', 'occurred_at'],
       owner_keys: ['owner_id'],
+      webhooks: ['webhook_id', 'agent_id', 'wake_number', 'created_at'],
+      deliveries: [
+        'delivery_id',
+        'webhook_id',
+        'event_seq',
+        'kind',
+        'subject_id',
+        'event_state',
+        'occurred_at',
+        'created_at',
+      ],
+      delivery_attempts: ['delivery_id', 'attempt', 'attempted_at', 'milliseconds', 'http_status', 'problem'],
     })) {
       for (const name of columns) {
         const writers = await column(
@@ -495,12 +528,12 @@ describe('functions', () => {
     ).toEqual([]);
   });
 
-  test('those with the rights of their owner belong to the engine or the prover', async () => {
+  test('those with the rights of their owner belong to the engine or the prover, and the one that fills the queue to nobody else', async () => {
     expect(
       await column(
         `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover')`,
       ),
-    ).toEqual([]);
+    ).toEqual(['posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer']);
   });
 
   test('those of the prover are few, since it reads the key that signs proofs', async () => {
@@ -512,6 +545,7 @@ describe('functions', () => {
       'posthorn_impl.admit_owners',
       'posthorn_impl.find_place',
       'posthorn_impl.owners_after',
+      'posthorn_impl.owners_of_webhooks',
       'posthorn_impl.prove',
       'posthorn_impl.prove_grant_token',
       'posthorn_impl.prove_link',
@@ -646,8 +680,9 @@ describe('tables', () => {
         `select t.relname from (${TENANT_TABLES}) t
           where t.relname <> 'owners' and not exists (select from pg_constraint k where k.conrelid = t.oid and k.contype = 'f') order by 1`,
       ),
-      // of the hot path: each foreign key costs about 8 microseconds a row, and ops.invariants looks instead
-    ).toEqual(['bodies', 'events', 'idempotency_keys', 'posts']);
+      // of the hot path: each foreign key costs about 8 microseconds a row, and ops.invariants looks instead; presence
+      // and streams are leases in unlogged tables
+    ).toEqual(['bodies', 'events', 'idempotency_keys', 'posts', 'presence', 'streams']);
   });
 
   test('nothing in the tables depends on code, which is dropped and made anew', async () => {

@@ -3,6 +3,7 @@ import { createCredentialUse } from '../../src/db/credential-use.ts';
 import { createListener } from '../../src/db/listener.ts';
 import { createReceiptLane } from '../../src/db/receipt-lane.ts';
 import { createSendLane } from '../../src/db/send-lane.ts';
+import { parseAllowList } from '../../src/net/allow-list.ts';
 import * as messages from '../../src/operations/messages.ts';
 import type { Caller, Operation, Services } from '../../src/operations/operation.ts';
 import { type Agent, createWorld, expectInvariants, newKey } from '../helpers/world.ts';
@@ -10,7 +11,11 @@ import { type Agent, createWorld, expectInvariants, newKey } from '../helpers/wo
 // What somebody holds who has the whole database and nothing else.
 const world = await createWorld();
 const { app, database } = world;
-const listener = createListener(database.url, () => {});
+const listener = createListener({
+  url: database.url,
+  speak: (sql, values) => app.query(sql, values),
+  onChange: () => {},
+});
 const services: Services = {
   pool: app,
   ownerKeysOf: world.ownerKeysOf,
@@ -18,6 +23,7 @@ const services: Services = {
   receiptLane: createReceiptLane(app),
   listener,
   credentialUse: createCredentialUse(app, () => {}),
+  webhookAllow: parseAllowList(''),
   publicUrl: 'http://127.0.0.1',
 };
 

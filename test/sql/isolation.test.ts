@@ -57,6 +57,12 @@ interface Side {
   grant: string;
   app: string;
   code: Buffer;
+  /** Event streams, of anna and of bert. */
+  stream: string;
+  otherStream: string;
+  /** Anna's, with one delivery that failed. */
+  webhook: string;
+  delivery: string;
 }
 
 const APP = {
@@ -112,8 +118,17 @@ async function makeSide(): Promise<Side> {
   const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
   await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
+  const [stream, otherStream] = [makeId(), makeId()];
+  for (const [streamId, { credential, id }] of [
+    [stream, anna],
+    [otherStream, bert],
+  ] as const)
+    await functions.openStream(app, { credential, streamId, podId: makeId(), agentIds: [id] });
   const { rows } = await database.admin.query('select owner_id from posthorn.owners where id = $1', [owner.id]);
+  const { webhook, delivery } = await makeWebhook(anna);
   return {
+    webhook,
+    delivery,
     owner,
     ownerId: rows[0].owner_id,
     device,
@@ -133,7 +148,37 @@ async function makeSide(): Promise<Side> {
     grant,
     app: client!.agentId,
     code,
+    stream,
+    otherStream,
   };
+}
+
+async function makeWebhook({ credential, id: agentId }: Agent): Promise<{ webhook: string; delivery: string }> {
+  const sealed = randomBytes(40);
+  await functions.setWebhook(app, {
+    credential,
+    agentId,
+    urlHost: 'hooks.example',
+    sealedUrl: sealed,
+    sealedSecret: sealed,
+    events: ['messaging.pending'],
+  });
+  const { id: webhook } = await functions.getWebhook(app, { credential, agentId });
+  await functions.testWebhook(app, { credential, agentId });
+  const jobs = database.as('posthorn_jobs');
+  const lease = makeId();
+  const [due] = await functions.claimDeliveries(jobs, { webhookIds: [webhook], leaseIds: [lease] });
+  await functions.recordAttempts(jobs, {
+    webhookIds: [webhook],
+    leaseIds: [lease],
+    deliveryIds: [due!.deliveryId],
+    httpStatuses: [500],
+    problems: [null],
+    milliseconds: [1],
+    retryAfterSeconds: [null],
+    goOn: [true],
+  });
+  return { webhook, delivery: due!.deliveryId };
 }
 
 function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
@@ -144,12 +189,14 @@ function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
 /** What workers call and pods may not. */
 const WORKERS_OWN = [
   'beat_worker',
+  'claim_deliveries',
   'delete_deleted_accounts',
   'delete_expired_credentials',
   'delete_outdated',
   'end_worker',
   'expire_messages',
   'expire_proposals',
+  'record_attempts',
 ];
 
 async function tables(...schemas: string[]): Promise<string[]> {
@@ -245,7 +292,7 @@ describe("as the pods' role with SQL of one's own", () => {
   });
 
   test('it becomes nobody else', async () => {
-    for (const role of ['engine', 'prover', 'owner', 'admin', 'jobs', 'ops']) {
+    for (const role of ['engine', 'enqueuer', 'prover', 'owner', 'admin', 'jobs', 'ops']) {
       // the pool's login is the test's superuser, which may become anybody; so may not what it asked to be
       const { rows } = await app.query(`select pg_has_role('posthorn_app', $1, 'member') as may`, [`posthorn_${role}`]);
       expect(rows, role).toEqual([{ may: false }]);
@@ -477,13 +524,17 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       connections: `set label = 'x'`,
       conversations: 'set posts = 1',
       grant_tokens: 'set consumed_at = now()',
+      deliveries: 'set attempts = 9',
       group_counters: `set post_times = '{}', post_counts = '{}'`,
       groups: 'set generation = 9',
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
       oauth_grants: 'set agent_id = null',
       owners: 'set automatic_approval = false',
+      presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      streams: 'set leased_until = now()',
+      webhooks: 'set consecutive_failures = 9',
     };
     for (const table of await tenantTables()) {
       const name = table.replace('posthorn.', '');
@@ -600,6 +651,46 @@ describe("with another owner's ids", () => {
   const asAgent = (id: string): Agent => ({ ...ours.anna, id });
 
   const PROBES: Probe[] = [
+    {
+      name: 'open_stream p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) =>
+        functions.openStream(app, {
+          credential: ours.anna.credential,
+          streamId: makeId(),
+          podId: makeId(),
+          agentIds: [ours.anna.id, id],
+        }),
+    },
+    {
+      name: 'inbox_snapshots p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) => functions.inboxSnapshots(app, { credential: ours.anna.credential, agentIds: [id] }),
+    },
+    {
+      name: 'read_events p_agent_ids',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (id) =>
+        functions.readEvents(app, { credentials: [ours.anna.credential], agentIds: [id], after: [0], limit: 10 }),
+    },
+    {
+      name: 'renew_streams p_stream_ids',
+      foreign: () => theirs.stream,
+      neighbours: () => ours.otherStream,
+      call: (id) =>
+        functions
+          .renewStreams(app, { credentials: [ours.anna.credential], streamIds: [id], written: [true], epoch: 1 })
+          .then((rows) => rows.map(({ problem }) => problem)),
+    },
+    {
+      name: 'close_streams p_stream_ids',
+      foreign: () => theirs.stream,
+      neighbours: () => ours.otherStream,
+      call: (id) => functions.closeStreams(app, { credentials: [ours.anna.credential], streamIds: [id] }),
+    },
     {
       name: 'agent_status p_agent_id',
       foreign: () => theirs.anna.id,
@@ -900,6 +991,70 @@ describe("with another owner's ids", () => {
       neighbours: () => ours.held,
       call: (replyTo) => sendAs({ conversation: ours.conversation, replyTo }),
     },
+    ...(
+      [
+        ['plan_webhook', functions.planWebhook],
+        ['get_webhook', functions.getWebhook],
+        ['remove_webhook', functions.removeWebhook],
+        ['test_webhook', functions.testWebhook],
+        ['list_deliveries', functions.listDeliveries],
+      ] as const
+    ).map(([name, act]) => ({
+      name: `${name} p_agent_id`,
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (agentId: string) => act(app, { ...anna(), agentId }),
+    })),
+    {
+      name: 'set_webhook p_agent_id',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (agentId) =>
+        functions.setWebhook(app, {
+          ...anna(),
+          agentId,
+          urlHost: 'other.example',
+          sealedUrl: Buffer.alloc(40),
+          sealedSecret: Buffer.alloc(40),
+          events: ['messaging.pending'],
+        }),
+    },
+    {
+      name: 'list_deliveries p_delivery_id',
+      foreign: () => theirs.delivery,
+      call: (deliveryId) => functions.listDeliveries(app, { ...anna(), deliveryId }),
+    },
+    {
+      name: 'list_deliveries p_before',
+      foreign: () => '00000000-0000-0000-0000-000000000000',
+      call: () => functions.listDeliveries(app, { ...anna(), before: 'ffffffff-ffff-ffff-ffff-ffffffffffff' }),
+    },
+    {
+      name: 'redeliver p_agent_id',
+      foreign: () => theirs.anna.id,
+      neighbours: () => ours.bert.id,
+      call: (agentId) => functions.redeliver(app, { ...anna(), agentId, deliveryId: ours.delivery }),
+    },
+    {
+      name: 'redeliver p_delivery_id',
+      foreign: () => theirs.delivery,
+      call: (deliveryId) => functions.redeliver(app, { ...anna(), deliveryId }),
+    },
+    {
+      name: 'redeliver_as_owner p_delivery_id',
+      foreign: () => theirs.delivery,
+      call: (deliveryId) => functions.redeliverAsOwner(app, { ...session(), deliveryId }),
+    },
+    {
+      name: 'disable_webhook p_webhook_id',
+      foreign: () => theirs.webhook,
+      call: (webhookId) => functions.disableWebhook(app, { ...session(), webhookId }),
+    },
+    {
+      name: 'lift_webhook p_webhook_id',
+      foreign: () => theirs.webhook,
+      call: (webhookId) => functions.liftWebhook(app, { ...session(), webhookId }),
+    },
     {
       name: 'list_agents p_after',
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
@@ -973,11 +1128,20 @@ describe("with another owner's ids", () => {
         where p.pronamespace = 'posthorn_api'::regnamespace and a.type in ('uuid'::regtype, 'uuid[]'::regtype) order by 1`,
     );
     // ids that the pod makes: see below
-    const made = ['send_messages p_copy_message_ids', 'send_messages p_hold_ids', 'send_messages p_post_ids'];
+    const made = [
+      'open_stream p_pod_id',
+      'open_stream p_stream_id',
+      'open_stream p_succeeds',
+      'send_messages p_copy_message_ids',
+      'send_messages p_hold_ids',
+      'send_messages p_post_ids',
+    ];
+    // workers' own: they act for every owner, by what a job names
+    const isOfWorkers = (argument: string) => WORKERS_OWN.includes(argument.split(' ')[0]!);
     const tried = new Set(PROBES.map(({ name }) => name.split(',')[0]!.split(' ').slice(0, 2).join(' ')));
-    expect(rows.map((row) => row.argument).filter((argument) => !made.includes(argument))).toEqual(
-      [...tried].toSorted(),
-    );
+    expect(
+      rows.map((row) => row.argument).filter((argument) => !made.includes(argument) && !isOfWorkers(argument)),
+    ).toEqual([...tried].toSorted());
   });
 
   test.each(PROBES)(
@@ -990,6 +1154,20 @@ describe("with another owner's ids", () => {
       expect(await snapshot()).toEqual(before);
     },
   );
+
+  test.each(['theirs', "a neighbour's"])('a stream succeeds none of %s, and may have the same id', async (whose) => {
+    const id = whose === 'theirs' ? theirs.stream : ours.otherStream;
+    const others = () =>
+      database.admin.query('select * from posthorn.streams where stream_id = any ($1) order by owner_id, stream_id', [
+        [theirs.stream, ours.otherStream],
+      ]);
+    const before = (await others()).rows;
+    const streamId = makeId();
+    const { credential } = ours.anna;
+    await functions.openStream(app, { credential, streamId, podId: makeId(), agentIds: [ours.anna.id], succeeds: id });
+    expect((await others()).rows).toEqual(before);
+    await functions.closeStreams(app, { credentials: [credential], streamIds: [streamId] });
+  });
 
   test('an id that a pod makes and another owner has already names two different things', async () => {
     const batch = await sealBatch(world, [{ from: ours.anna, group: ours.group }]);
@@ -1345,6 +1523,7 @@ describe('workers', () => {
       'purpose from posthorn.proposals',
       'wrapped_key from posthorn.owner_keys',
       'credential_hash from posthorn.connections',
+      'sealed_secret from posthorn.webhooks',
       'label from posthorn.agents',
     ]) {
       expect(await sqlState(jobs.query(`select ${hidden}`)), hidden).toBe('42501');
@@ -1383,7 +1562,7 @@ describe('workers', () => {
     expect(rows).toEqual([{ ended: 0 }]);
     const requests = await jobs.query('select posthorn_impl.expire_owner_proposals($1) as ended', [ours.ownerId]);
     expect(requests.rows).toEqual([{ ended: 0 }]);
-    for (const table of ['idempotency_keys', 'posts', 'messages', 'events', 'proposals'])
+    for (const table of ['idempotency_keys', 'posts', 'messages', 'events', 'proposals', 'deliveries'])
       expect(await functions.deleteOutdated(jobs, { table, firstPage: 0, pages: 1_000 }), table).toBe(false);
     expect(await functions.deleteDeletedAccounts(jobs, { limit: 1_000 })).toBe(0);
     expect(await snapshot()).toEqual(before);
