@@ -7,11 +7,14 @@ import {
   createServiceConnection,
   deleteAccount,
   denyProposal,
+  disableWebhook,
   liftDenial,
+  liftWebhook,
   listConnections,
   listOwnerAgents,
   listOwnerGroups,
   listOwnerProposals,
+  listOwnerWebhooks,
   type OwnerSettingsRow,
   ownerSettings,
   renewGroup,
@@ -20,6 +23,7 @@ import {
   revokeConnection,
   revokeGroup,
   rotateConnection,
+  type WebhookView,
 } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
 import { id, line, paragraph, time } from './fields.ts';
@@ -55,6 +59,31 @@ function settingsView([row]: OwnerSettingsRow[]): z.infer<typeof Settings> {
     automatic_approval: row!.automaticApproval,
     sensitive_content_check: row!.sensitiveContentCheck,
     created_at: row!.createdAt.toISOString(),
+  };
+}
+
+/** A webhook as the owner sees it: where it goes by its host alone, and how it fares. */
+const OwnerWebhook = z.object({
+  id: id(),
+  agent_id: id(),
+  url_host: z.string(),
+  events: z.array(z.string()),
+  status: z.enum(['active', 'disabled']),
+  disabled_reason: z.enum(['owner', 'delivery_failures']).nullable(),
+  consecutive_failures: z.int(),
+  last_delivered_at: time().nullable(),
+});
+
+function ownerWebhookView(row: WebhookView): z.infer<typeof OwnerWebhook> {
+  return {
+    id: row.id,
+    agent_id: row.agentId,
+    url_host: row.urlHost,
+    events: row.events,
+    status: row.status as z.infer<typeof OwnerWebhook>['status'],
+    disabled_reason: row.disabledReason as z.infer<typeof OwnerWebhook>['disabled_reason'],
+    consecutive_failures: row.consecutiveFailures,
+    last_delivered_at: row.lastDeliveredAt?.toISOString() ?? null,
   };
 }
 
@@ -263,6 +292,42 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
     output: Connection,
     async run({ pool }, { credential }, { id: connectionId }) {
       return connectionView(await revokeConnection(pool, { credential, connectionId }));
+    },
+  }),
+  defineOwnerOperation({
+    name: 'list_owner_webhooks',
+    title: 'List webhooks',
+    description: 'The webhooks of every agent.',
+    effect: 'reads',
+    routes: [{ method: 'GET', path: '/webhooks' }],
+    input: z.strictObject({}),
+    output: z.object({ webhooks: z.array(OwnerWebhook) }),
+    async run({ pool }, { credential }) {
+      return { webhooks: (await listOwnerWebhooks(pool, { credential })).map(ownerWebhookView) };
+    },
+  }),
+  defineOwnerOperation({
+    name: 'disable_owner_webhook',
+    title: 'Stop a webhook',
+    description: 'Nothing more goes to a webhook until you lift it; registering again does not.',
+    effect: 'repeatable',
+    routes: [{ method: 'POST', path: '/webhooks/:id/disable' }],
+    input: byId,
+    output: OwnerWebhook,
+    async run({ pool }, { credential }, { id: webhookId }) {
+      return ownerWebhookView(await disableWebhook(pool, { credential, webhookId }));
+    },
+  }),
+  defineOwnerOperation({
+    name: 'lift_owner_webhook',
+    title: 'Let a webhook go on',
+    description: 'A stopped webhook is used again.',
+    effect: 'repeatable',
+    routes: [{ method: 'POST', path: '/webhooks/:id/lift' }],
+    input: byId,
+    output: OwnerWebhook,
+    async run({ pool }, { credential }, { id: webhookId }) {
+      return ownerWebhookView(await liftWebhook(pool, { credential, webhookId }));
     },
   }),
   defineOwnerOperation({

@@ -1,15 +1,25 @@
-import { type AgentView, type GroupView, listOwnerAgents, listOwnerGroups, ownerSettings } from '../db/functions.ts';
+import {
+  type AgentView,
+  type GroupView,
+  listOwnerAgents,
+  listOwnerGroups,
+  listOwnerWebhooks,
+  ownerSettings,
+  type WebhookView,
+} from '../db/functions.ts';
 import { act, automaticApproval, durationChoice, graveAct, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
 import { horn } from './icons.ts';
 import type { Reader } from './reader.ts';
 import { talkPicture } from './talk-picture.ts';
-import { listInWords, when } from './words.ts';
+import { count, listInWords, when } from './words.ts';
 
 /** The agents, who may talk to whom, and the collaborations that say so. */
 export async function agentsPage({ pool, credential, formToken, now }: Reader): Promise<Html> {
   const agents = await listOwnerAgents(pool, { credential });
   const groups = await listOwnerGroups(pool, { credential });
+  const webhooks = await listOwnerWebhooks(pool, { credential });
+  const webhookOf = (agent: AgentView) => webhooks.find(({ agentId }) => agentId === agent.id);
   const [settings] = await ownerSettings(pool, { credential });
   const present = agents.filter(({ revokedAt }) => revokedAt === null);
   const revoked = agents.filter(({ revokedAt }) => revokedAt !== null);
@@ -30,7 +40,7 @@ ${talkPicture(
 </section>
 <section class="stack" id="agents" aria-labelledby="agents-title">
 <div class="row apart"><h2 id="agents-title">Agents</h2><a class="button" href="/owner/connect">Connect an agent</a></div>
-<ul class="card flat list">${present.map((agent) => agentEntry(agent, groupsOf(agent, active), formToken, now))}</ul>
+<ul class="card flat list">${present.map((agent) => agentEntry(agent, groupsOf(agent, active), webhookOf(agent), formToken, now))}</ul>
 </section>`
   }
 ${
@@ -79,7 +89,13 @@ function presence({ presenceKind }: AgentView): Html {
   return html`<span class="mark off">Reads when it asks</span>`;
 }
 
-function agentEntry(agent: AgentView, groups: GroupView[], formToken: string, now: Date): Html {
+function agentEntry(
+  agent: AgentView,
+  groups: GroupView[],
+  webhook: WebhookView | undefined,
+  formToken: string,
+  now: Date,
+): Html {
   return html`<li id="agent-${agent.id}" class="stack tight">
 <div class="row apart">
 <div class="entry"><h3>${agent.label}</h3>
@@ -87,6 +103,7 @@ function agentEntry(agent: AgentView, groups: GroupView[], formToken: string, no
 <p class="quiet">${groups.length === 0 ? 'In no collaboration' : `In ${listInWords(groups.map(({ name }) => `“${name}”`))}`}</p></div>
 ${presence(agent)}
 </div>
+${webhook && webhookLine(webhook, formToken, now)}
 ${graveAct({
   action: `/owner/agents/${agent.id}/revoke`,
   formToken,
@@ -95,6 +112,23 @@ ${graveAct({
   yes: 'Revoke this agent',
 })}
 </li>`;
+}
+
+function webhookLine(webhook: WebhookView, formToken: string, now: Date): Html {
+  const { id, urlHost, status, disabledReason, consecutiveFailures, lastDeliveredAt } = webhook;
+  const isActive = status === 'active';
+  const fares = isActive
+    ? consecutiveFailures === 0
+      ? html`<span class="mark good">Works</span>`
+      : html`<span class="mark wait">Failed ${count(consecutiveFailures, 'time')} in a row</span>`
+    : html`<span class="mark bad">${disabledReason === 'owner' ? 'Stopped by you' : 'Stopped: it failed too often'}</span>`;
+  return html`<div class="row apart"><p class="quiet">Webhook at <strong>${urlHost}</strong>${
+    lastDeliveredAt ? html`, last reached ${when(lastDeliveredAt, now)}` : ', not reached yet'
+  }</p><div class="row">${fares}${
+    isActive
+      ? act(`/owner/webhooks/${id}/disable`, formToken, 'Stop it')
+      : act(`/owner/webhooks/${id}/lift`, formToken, 'Use it again')
+  }</div></div>`;
 }
 
 function membersOf(group: GroupView, names: Map<string, string>): string {

@@ -62,6 +62,8 @@ describe('no other site can send', () => {
       `/owner/connections/${one.connectionId}/revoke`,
       `/owner/connections/${one.connectionId}/rotate`,
       '/owner/settings/delete-account',
+      `/owner/webhooks/${one.id}/disable`,
+      `/owner/webhooks/${one.id}/lift`,
     ];
     const fields = { name: 'x', purpose: 'x', value: 'on', label: 'x', scope: 'messaging', confirm: 'Ada' };
     const before = await rows();
@@ -142,6 +144,22 @@ describe('a form', () => {
     await send(`/owner/connections/${one.connectionId}/revoke`, {});
     expect((await one.receive()).status).toBe(401);
   });
+});
+
+test('a webhook is stopped and used again', async () => {
+  const { status } = await one.call('PUT', '/webhook', {
+    agent_id: one.id,
+    url: 'https://hooks.example.com/secret-path',
+  });
+  expect(status).toBe(200);
+  const before = await browser.open('/owner/agents');
+  expect(before.text).toContain('Webhook at <strong>hooks.example.com</strong>');
+  expect(before.text).not.toContain('secret-path');
+  const [, id] = /action="\/owner\/webhooks\/([^/]+)\/disable"/.exec(before.text)!;
+  expect((await send(`/owner/webhooks/${id}/disable`, {})).text).toContain('Stopped by you');
+  expect((await send(`/owner/webhooks/${id}/lift`, {})).text).toContain('Works');
+  const { json } = await browser.call('GET', '/owner/v1/webhooks');
+  expect(json).toMatchObject({ webhooks: [{ id, agent_id: one.id, url_host: 'hooks.example.com', status: 'active' }] });
 });
 
 describe('a page', () => {
