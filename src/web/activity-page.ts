@@ -99,7 +99,8 @@ function entry(
   names: Map<string, string>,
   now: Date,
 ): Html {
-  const actor = agentId ?? connectionId;
+  // who is acted upon stands as the agent, too
+  const actor = agentId === null || agentId === subjectId ? connectionId : agentId;
   const by = actor === null ? 'at the server' : `by ${names.get(actor) ?? 'a connection that is gone'}`;
   const subject = names.get(subjectId);
   return html`<li id="act-${entryId}" class="row apart"><p>${ACTS[act] ?? act}${
