@@ -427,14 +427,21 @@ declare
   v_end timestamptz := case p_model when 'Client' then v_now + interval '24 hours' else v_now + make_interval(secs => p_seconds) end;
 begin
   if p_model = 'Client' then
+    -- what another registration removes already is left to it: to wait for each other in different orders is a deadlock
     delete from posthorn.oauth_records r
      where r.model = 'Client'
-       and r.id_hash in (
-         select o.id_hash
-           from posthorn.oauth_records o
-          where o.model = 'Client' and o.expires_at < 'infinity'
-          order by o.created_at desc
-         offset posthorn_impl.limit_value('unused_oauth_clients') - 1);
+       and r.id_hash = any (array(
+         select x.id_hash
+           from posthorn.oauth_records x
+          where x.model = 'Client'
+            and x.expires_at < 'infinity'
+            and x.id_hash in (
+              select o.id_hash
+                from posthorn.oauth_records o
+               where o.model = 'Client' and o.expires_at < 'infinity'
+               order by o.created_at desc
+              offset posthorn_impl.limit_value('unused_oauth_clients') - 1)
+            for update skip locked));
   end if;
   insert into posthorn.oauth_records as r (model, id_hash, payload, uid_hash, user_code_hash, created_at, expires_at)
   values (p_model, p_id_hash, p_payload, p_uid_hash, p_user_code_hash, v_now, v_end)

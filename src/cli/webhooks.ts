@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { disableWebhook, liftWebhook, listOwnerAgents, listOwnerWebhooks, type WebhookView } from '../db/functions.ts';
 import type { Queryable } from '../db/pool.ts';
+import { ownerWebhookView } from '../operations/views.ts';
 import { checkedId } from './options.ts';
 import { answer } from './output.ts';
 import { type AsOwner, addOwnerCommand, asOwner } from './person.ts';
@@ -19,20 +20,6 @@ export function addWebhooks(owner: Command): void {
   addOwnerCommand(webhooks, 'lift <id>', 'Let a disabled webhook be used again.').action(
     (id: string, options: AsOwner) => change(id, options, liftWebhook),
   );
-}
-
-/** The owner sees the host: the rest of an address may be a secret between the agent and its receiver. */
-function ownerWebhookView(row: WebhookView) {
-  return {
-    id: row.id,
-    agent_id: row.agentId,
-    url_host: row.urlHost,
-    events: row.events,
-    status: row.status,
-    disabled_reason: row.disabledReason,
-    consecutive_failures: row.consecutiveFailures,
-    last_delivered_at: row.lastDeliveredAt?.toISOString() ?? null,
-  };
 }
 
 async function listAll(options: AsOwner): Promise<void> {

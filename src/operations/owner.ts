@@ -23,7 +23,6 @@ import {
   revokeConnection,
   revokeGroup,
   rotateConnection,
-  type WebhookView,
 } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
 import { id, line, paragraph, time } from './fields.ts';
@@ -34,7 +33,9 @@ import {
   Group,
   groupView,
   OwnerAgent,
+  OwnerWebhook,
   ownerAgentView,
+  ownerWebhookView,
   Proposal,
   proposalView,
 } from './views.ts';
@@ -59,31 +60,6 @@ function settingsView([row]: OwnerSettingsRow[]): z.infer<typeof Settings> {
     automatic_approval: row!.automaticApproval,
     sensitive_content_check: row!.sensitiveContentCheck,
     created_at: row!.createdAt.toISOString(),
-  };
-}
-
-/** A webhook as the owner sees it: where it goes by its host alone, and how it fares. */
-const OwnerWebhook = z.object({
-  id: id(),
-  agent_id: id(),
-  url_host: z.string(),
-  events: z.array(z.string()),
-  status: z.enum(['active', 'disabled']),
-  disabled_reason: z.enum(['owner', 'delivery_failures']).nullable(),
-  consecutive_failures: z.int(),
-  last_delivered_at: time().nullable(),
-});
-
-function ownerWebhookView(row: WebhookView): z.infer<typeof OwnerWebhook> {
-  return {
-    id: row.id,
-    agent_id: row.agentId,
-    url_host: row.urlHost,
-    events: row.events,
-    status: row.status as z.infer<typeof OwnerWebhook>['status'],
-    disabled_reason: row.disabledReason as z.infer<typeof OwnerWebhook>['disabled_reason'],
-    consecutive_failures: row.consecutiveFailures,
-    last_delivered_at: row.lastDeliveredAt?.toISOString() ?? null,
   };
 }
 
@@ -297,7 +273,7 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
   defineOwnerOperation({
     name: 'list_owner_webhooks',
     title: 'List webhooks',
-    description: 'The webhooks of every agent.',
+    description: 'Where agents are woken: hosts and health.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/webhooks' }],
     input: z.strictObject({}),
@@ -307,9 +283,9 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
     },
   }),
   defineOwnerOperation({
-    name: 'disable_owner_webhook',
-    title: 'Stop a webhook',
-    description: 'Nothing more goes to a webhook until you lift it; registering again does not.',
+    name: 'disable_webhook',
+    title: 'Disable a webhook',
+    description: 'Stop a webhook until you lift it; its agent cannot.',
     effect: 'repeatable',
     routes: [{ method: 'POST', path: '/webhooks/:id/disable' }],
     input: byId,
@@ -319,9 +295,9 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
     },
   }),
   defineOwnerOperation({
-    name: 'lift_owner_webhook',
-    title: 'Let a webhook go on',
-    description: 'A stopped webhook is used again.',
+    name: 'lift_webhook',
+    title: 'Lift a webhook',
+    description: 'Let a disabled webhook be used again.',
     effect: 'repeatable',
     routes: [{ method: 'POST', path: '/webhooks/:id/lift' }],
     input: byId,

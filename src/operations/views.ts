@@ -6,6 +6,7 @@ import type {
   GroupView,
   MessageView,
   ProposalView,
+  WebhookView,
 } from '../db/functions.ts';
 import { id, time } from './fields.ts';
 
@@ -143,6 +144,31 @@ export const WebhookSummary = z.object({
 });
 
 const iso = (value: Date | null): string | null => value?.toISOString() ?? null;
+
+/** A webhook as its owner sees it: the rest of its address may be a secret between the agent and its receiver. */
+export const OwnerWebhook = z.object({
+  id: id(),
+  agent_id: id(),
+  url_host: z.string(),
+  events: z.array(z.string()),
+  status: z.string(),
+  disabled_reason: z.string().nullable(),
+  consecutive_failures: z.int(),
+  last_delivered_at: timeOrNull(),
+});
+
+export function ownerWebhookView(row: WebhookView): z.infer<typeof OwnerWebhook> {
+  return {
+    id: row.id,
+    agent_id: row.agentId,
+    url_host: row.urlHost,
+    events: row.events,
+    status: row.status,
+    disabled_reason: row.disabledReason,
+    consecutive_failures: row.consecutiveFailures,
+    last_delivered_at: row.lastDeliveredAt?.toISOString() ?? null,
+  };
+}
 
 export function agentView(row: AgentView): z.infer<typeof Agent> {
   return {

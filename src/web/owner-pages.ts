@@ -106,8 +106,8 @@ const ACTS: Act[] = [
   { path: '/groups/:id/revoke', operation: 'revoke_group', place: 'agents', said: 'ended' },
   { path: '/agents/:id/revoke', operation: 'revoke_owner_agent', place: 'agents', said: 'revoked' },
   { path: '/agents/:id/restore', operation: 'restore_owner_agent', place: 'agents', said: 'restored' },
-  { path: '/webhooks/:id/disable', operation: 'disable_owner_webhook', place: 'agents', said: 'stopped' },
-  { path: '/webhooks/:id/lift', operation: 'lift_owner_webhook', place: 'agents', said: 'goes_on' },
+  { path: '/webhooks/:id/disable', operation: 'disable_webhook', place: 'agents', said: 'stopped' },
+  { path: '/webhooks/:id/lift', operation: 'lift_webhook', place: 'agents', said: 'goes_on' },
   { path: '/connections/:id/revoke', operation: 'revoke_connection', place: 'connections', said: 'revoked' },
   ...(['agents', 'settings'] as const).map(
     (place): Act => ({

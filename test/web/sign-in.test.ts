@@ -284,6 +284,22 @@ describe('owner calls', () => {
     expect(await listConnections(browser)).toHaveLength(4);
   });
 
+  test('stop and lift the webhook of an agent, of which they show the host alone', async () => {
+    const browser = await signIn();
+    const agent = await owner.agent('one');
+    const set = await agent.call('PUT', '/webhook', { agent_id: agent.id, url: 'https://hooks.example.com/secret' });
+    expect(set.status).toBeLessThan(300);
+    const listed = (await browser.call('GET', '/owner/v1/webhooks')).json as { webhooks: { id: string }[] };
+    expect(listed.webhooks).toMatchObject([{ agent_id: agent.id, url_host: 'hooks.example.com', status: 'active' }]);
+    expect(JSON.stringify(listed)).not.toContain('secret');
+    const at = `/owner/v1/webhooks/${listed.webhooks[0]!.id}`;
+    expect((await browser.call('POST', `${at}/disable`, {})).json).toMatchObject({
+      status: 'disabled',
+      disabled_reason: 'owner',
+    });
+    expect((await browser.call('POST', `${at}/lift`, {})).json).toMatchObject({ status: 'active' });
+  });
+
   test('decide requests, edited or not', async () => {
     const browser = await signIn();
     const [one, other] = [await owner.agent('one'), await owner.agent('other')];
