@@ -1276,6 +1276,8 @@ create function posthorn_api.lift_denial(p_credential bytea, p_proposal_id uuid)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.lift_webhook(p_credential bytea, p_webhook_id uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_acts(p_credential bytea, p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 50) returns TABLE(entry_id uuid, act text, connection_id uuid, agent_id uuid, subject_id uuid, occurred_at timestamp with time zone)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_client_agents(p_credential bytea, p_client_id text) returns TABLE(agent_id uuid, label text)
@@ -1295,6 +1297,8 @@ create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_
 create function posthorn_api.list_owner_webhooks(p_credential bytea) returns SETOF posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.mail_history(p_credential bytea, p_hours integer DEFAULT 24) returns TABLE(at timestamp with time zone, sent integer, waiting integer, oldest_seconds integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1337,6 +1341,8 @@ create function posthorn_api.remove_webhook(p_credential bytea, p_agent_id uuid 
 create function posthorn_api.renew_group(p_credential bytea, p_group_id uuid, p_duration_hours integer DEFAULT NULL::integer) returns posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.renew_streams(p_credentials bytea[], p_stream_ids uuid[], p_written boolean[], p_epoch bigint) returns TABLE(stream_id uuid, problem text)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.request_progress(p_credential bytea, p_proposal_ids uuid[]) returns TABLE(proposal_id uuid, may_be_lifted boolean, queued integer, delivered integer, acknowledged integer, replied integer, ended integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.restore_agent(p_credential bytea, p_agent_id uuid) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1634,6 +1640,8 @@ grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_admin
 grant execute on function posthorn_api.lift_denial(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.lift_webhook(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_admin;
+grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_client_agents(bytea,text) to posthorn_app;
 grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
@@ -1649,6 +1657,8 @@ grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to po
 grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
+grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.mint_child_connection(bytea,uuid,text,bytea,timestamp with time zone) to posthorn_app;
 grant execute on function posthorn_api.open_stream(bytea,uuid,uuid,uuid[],uuid) to posthorn_app;
@@ -1677,6 +1687,8 @@ grant execute on function posthorn_api.remove_webhook(bytea,uuid) to posthorn_ap
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.renew_streams(bytea[],uuid[],boolean[],bigint) to posthorn_app;
+grant execute on function posthorn_api.request_progress(bytea,uuid[]) to posthorn_admin;
+grant execute on function posthorn_api.request_progress(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.restore_agent(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.revoke_agent(bytea,uuid) to posthorn_admin;

@@ -566,6 +566,25 @@ export async function liftWebhook(db: Queryable, p: { credential: Buffer; webhoo
   return rows[0];
 }
 
+export interface ListActsRow {
+  entryId: string;
+  act: string;
+  connectionId: string | null;
+  agentId: string | null;
+  subjectId: string;
+  occurredAt: Date;
+}
+/** Who did what to which id, the latest first; a page goes on before an entry. Without a connection it was the person at the server. */
+export async function listActs(db: Queryable, p: { credential: Buffer; before?: string | null; limit?: number | null }): Promise<ListActsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_before', 'uuid', p.before],
+    ['p_limit', 'int4', p.limit],
+  ]);
+  const { rows } = await db.query(`select f.entry_id as "entryId", f.act, f.connection_id as "connectionId", f.agent_id as "agentId", f.subject_id as "subjectId", f.occurred_at as "occurredAt" from posthorn_api.list_acts(${names}) f`, values);
+  return rows;
+}
+
 /** Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. */
 export async function listAgents(db: Queryable, p: { credential: Buffer; agentId?: string | null; after?: string | null; limit?: number | null }): Promise<AgentView[]> {
   const { names, values } = bind([
@@ -675,6 +694,22 @@ export async function listProposals(db: Queryable, p: { credential: Buffer; agen
     ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
+  return rows;
+}
+
+export interface MailHistoryRow {
+  at: Date;
+  sent: number;
+  waiting: number;
+  oldestSeconds: number;
+}
+/** For each of the last hours, up to 168: how many messages were sent in the hour before, how many waited at its end for their owner or reader, and the age of the oldest of those in seconds. */
+export async function mailHistory(db: Queryable, p: { credential: Buffer; hours?: number | null }): Promise<MailHistoryRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_hours', 'int4', p.hours],
+  ]);
+  const { rows } = await db.query(`select f.at, f.sent, f.waiting, f.oldest_seconds as "oldestSeconds" from posthorn_api.mail_history(${names}) f`, values);
   return rows;
 }
 
@@ -1006,6 +1041,25 @@ export async function renewStreams(db: Queryable, p: { credentials: (Buffer | nu
     ['p_epoch', 'int8', p.epoch],
   ]);
   const { rows } = await db.query(`select f.stream_id as "streamId", f.problem from posthorn_api.renew_streams(${names}) f`, values);
+  return rows;
+}
+
+export interface RequestProgressRow {
+  proposalId: string;
+  mayBeLifted: boolean;
+  queued: number;
+  delivered: number;
+  acknowledged: number;
+  replied: number;
+  ended: number;
+}
+/** What became of requests: whether a denial can still be lifted, and how many of the messages that waited are in each state. */
+export async function requestProgress(db: Queryable, p: { credential: Buffer; proposalIds: (string | null)[] }): Promise<RequestProgressRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_proposal_ids', 'uuid[]', p.proposalIds],
+  ]);
+  const { rows } = await db.query(`select f.proposal_id as "proposalId", f.may_be_lifted as "mayBeLifted", f.queued, f.delivered, f.acknowledged, f.replied, f.ended from posthorn_api.request_progress(${names}) f`, values);
   return rows;
 }
 

@@ -14,12 +14,15 @@ import {
   type Session,
   writeSession,
 } from '../request/session.ts';
-import { STYLE } from './layout.ts';
-import { homePage, howToSignInPage, refusedPage, signInFailedPage, signInPage } from './sign-in-pages.ts';
+import { HORN, LIVE_SCRIPT, STYLE } from './assets.ts';
+import { ownerPages } from './owner-pages.ts';
+import { go, show } from './responses.ts';
+import { howToSignInPage, refusedPage, signInFailedPage, signInPage } from './sign-in-pages.ts';
 
 /** Where somebody goes on after signing in; only paths that the server itself gave out. */
 const RETURN_COOKIE = 'posthorn_return';
-const RETURN_PATH = /^\/(oauth\/interaction\/[\w-]{1,128}|device(\?user_code=[A-Z-]{1,16})?)$/;
+const RETURN_PATH =
+  /^\/(oauth\/interaction\/[\w-]{1,128}|device(\?user_code=[A-Z-]{1,16})?|owner\/(agents|connections|connect|activity|settings))$/;
 const RETURN_MS = 15 * 60_000;
 
 export interface SignedIn extends Session {
@@ -90,11 +93,6 @@ export function createWeb(services: Services, log: Logger): Web {
     });
   }
 
-  router.get('/owner', async (ctx) => {
-    const signedIn = await requireSignedIn(ctx);
-    if (signedIn) show(ctx, homePage(signedIn.owner, signedIn.formToken));
-  });
-
   router.get('/owner/sign-in', (ctx) => {
     const link = ctx.query.link;
     show(ctx, typeof link === 'string' ? signInPage(link) : howToSignInPage(false));
@@ -131,11 +129,15 @@ export function createWeb(services: Services, log: Logger): Web {
     go(ctx, '/owner');
   });
 
-  router.get('/owner/style.css', (ctx) => {
-    ctx.type = 'css';
-    ctx.set('Cache-Control', 'public, max-age=300');
-    ctx.body = STYLE;
-  });
+  for (const { path, type, content } of [STYLE, LIVE_SCRIPT, HORN]) {
+    router.get(path, (ctx) => {
+      ctx.type = type;
+      ctx.set('Cache-Control', 'public, max-age=31536000, immutable');
+      ctx.body = content;
+    });
+  }
+
+  router.use(ownerPages(services, { requireSignedIn, readOwnForm }) as never);
 
   const routes = router.routes() as unknown as Middleware;
   const middleware: Middleware = (ctx, next) =>
@@ -144,20 +146,6 @@ export function createWeb(services: Services, log: Logger): Web {
 }
 
 const isPage = (path: string) => path === '/owner' || (path.startsWith('/owner/') && !path.startsWith('/owner/v1/'));
-
-/** Answers a page, which no cache may keep. */
-export function show(ctx: Context, markup: string): void {
-  ctx.type = 'html';
-  ctx.set('Cache-Control', 'no-store');
-  ctx.body = markup;
-}
-
-function go(ctx: Context, path: string): void {
-  ctx.status = 303;
-  ctx.set('Location', path);
-  ctx.set('Cache-Control', 'no-store');
-  ctx.body = '';
-}
 
 /** A session that ended is none. */
 function unlessGone(error: unknown): [] {

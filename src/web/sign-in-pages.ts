@@ -8,7 +8,7 @@ export function howToSignInPage(isOnTheWay: boolean): string {
     html`<p>On the machine where Posthorn runs, make a link and open it in this browser:</p>
 <p class="card"><code>posthorn owner link</code></p>
 <p class="quiet">From the repository: <code>npm run -s posthorn -- owner link</code>. A link works once, within 15 minutes.${
-      isOnTheWay ? ' You come back here afterwards, to go on with what an app asked for.' : ''
+      isOnTheWay ? ' You come back to this page afterwards.' : ''
     }</p>`,
   );
 }
@@ -34,18 +34,6 @@ export function signInFailedPage(reason: 'not_found' | 'rate_limited'): string {
         html`<p>It was used already, or is older than 15 minutes. Make a new one:</p>
 <p class="card"><code>posthorn owner link</code></p>`,
       );
-}
-
-/** Where the owner arrives. */
-export function homePage(owner: { label: string }, formToken: string): string {
-  return page(
-    'Posthorn',
-    html`<p>You are signed in as <strong>${owner.label}</strong>.</p>
-<form method="post" action="/owner/sign-out">
-<input type="hidden" name="form_token" value="${formToken}">
-<p class="actions"><button>Sign out</button> <button name="everywhere" value="yes">Sign out everywhere</button></p>
-</form>`,
-  );
 }
 
 /** For a refusal in the browser. */

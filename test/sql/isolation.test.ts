@@ -1067,6 +1067,16 @@ describe("with another owner's ids", () => {
       call: (id) => functions.listGroups(app, { ...anna(), ids: [id] }),
     },
     {
+      name: 'list_acts p_before',
+      foreign: () => '00000000-0000-0000-0000-000000000000',
+      call: () => functions.listActs(app, { ...session(), before: 'ffffffff-ffff-ffff-ffff-ffffffffffff' }),
+    },
+    {
+      name: 'request_progress p_proposal_ids',
+      foreign: () => theirs.proposal,
+      call: (id) => functions.requestProgress(app, { ...session(), proposalIds: [id] }),
+    },
+    {
       name: 'list_proposals p_before',
       foreign: () => '00000000-0000-0000-0000-000000000000',
       call: () => functions.listProposals(app, { ...anna(), before: 'ffffffff-ffff-ffff-ffff-ffffffffffff' }),
@@ -1228,6 +1238,8 @@ describe("with another owner's ids", () => {
       await functions.ownerSettings(app, session()),
       await functions.listProposals(app, anna()),
       await functions.listOwnerProposals(app, session()),
+      await functions.listActs(app, session()),
+      await functions.requestProgress(app, { ...session(), proposalIds: [theirs.proposal, ours.proposal] }),
       await functions.exportAccount(app, session()),
       await readInbox(world, ours.bert),
     ]);
@@ -1396,6 +1408,9 @@ describe('people within one owner', () => {
       functions.revokeGroup(app, { credential, groupId: ours.group.id }),
       functions.listOwnerGroups(app, { credential }),
       functions.listOwnerProposals(app, { credential }),
+      functions.listActs(app, { credential }),
+      functions.requestProgress(app, { credential, proposalIds: [ours.proposal] }),
+      functions.mailHistory(app, { credential }),
       functions.approveProposal(app, { credential, proposalId: ours.proposal }),
       functions.denyProposal(app, { credential, proposalId: ours.proposal }),
       functions.liftDenial(app, { credential, proposalId: ours.proposal }),
