@@ -397,7 +397,7 @@ create table posthorn.deliveries (
   occurred_at timestamp with time zone not null,
   state text not null default 'pending'::text,
   attempts integer not null default 0,
-  attempts_allowed integer not null default 12,
+  attempts_allowed integer not null,
   next_attempt_at timestamp with time zone not null,
   created_at timestamp with time zone not null,
   ended_at timestamp with time zone,
@@ -410,7 +410,8 @@ create table posthorn.deliveries (
   constraint state_is_known CHECK ((state = ANY (ARRAY['pending'::text, 'delivered'::text, 'failed'::text, 'skipped'::text, 'ended'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02, fillfactor=80); -- of posthorn_owner
 CREATE INDEX deliveries_by_webhook ON posthorn.deliveries USING btree (owner_id, webhook_id, delivery_id);
-CREATE INDEX pending_deliveries ON posthorn.deliveries USING btree (owner_id, webhook_id, next_attempt_at) WHERE (state = 'pending'::text);
+CREATE INDEX pending_deliveries ON posthorn.deliveries USING btree (owner_id, webhook_id, next_attempt_at, event_seq) WHERE (state = 'pending'::text);
+CREATE INDEX pending_tests ON posthorn.deliveries USING btree (owner_id, webhook_id) WHERE ((state = 'pending'::text) AND (kind = 'webhook.test'::text));
 alter table posthorn.deliveries enable row level security;
 alter table posthorn.deliveries force row level security;
 create policy delete_deleted on posthorn.deliveries for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
@@ -1400,6 +1401,8 @@ create function posthorn_impl.bind_agent(p_caller posthorn_impl.proven) returns 
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.bind_agents(p_proven posthorn_impl.proven[], p_scope text) returns posthorn_impl.proven[]
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.choose_deliveries(p_endpoints posthorn_impl.endpoint[], p_depth integer, p_now timestamp with time zone) returns TABLE(item integer, delivery_id uuid)
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.clock() returns timestamp with time zone
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.close_groups(p_actor posthorn_impl.proven, p_group_ids uuid[], p_now timestamp with time zone) returns void
@@ -1428,7 +1431,7 @@ create function posthorn_impl.end_agent(p_actor posthorn_impl.proven, p_agent_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_connection(p_actor posthorn_impl.proven, p_connection_id uuid) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uuid, p_kinds text[], p_now timestamp with time zone) returns void
+create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uuid, p_kept_kinds text[], p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1486,8 +1489,12 @@ create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.look_again(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.max_attempts() returns integer
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.move_reach_of_grants(p_owner_id integer, p_agent_id uuid) returns void
@@ -1500,6 +1507,8 @@ create function posthorn_impl.note_posts(p_times timestamp with time zone[], p_c
   language plpgsql stable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.note_presence(p_owners integer[], p_agent_ids uuid[], p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.open_endpoints(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns posthorn_impl.endpoint[]
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.open_proposal(p_actor posthorn_impl.proven, p_agent_id uuid, p_kind text, p_agent_ids uuid[], p_group_id uuid, p_conversation_id uuid, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_now timestamp with time zone) returns TABLE(proposal posthorn.proposals, is_new boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.owners_after(p_owner_id integer, p_limit integer) returns integer[]
@@ -1522,8 +1531,8 @@ create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
-create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
-  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_most integer, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void

@@ -28,10 +28,13 @@ set search_path = pg_catalog, pg_temp
 as $$
   select case
            when exists (select from posthorn.presence p where p.owner_id = p_owner_id and p.agent_id = p_agent_id and p.present_until > p_now) then 'events'
-           when exists (select from posthorn.webhooks w where w.owner_id = p_owner_id and w.agent_id = p_agent_id and w.status = 'active' and w.consecutive_failures < 3) then 'webhook'
+           when exists (
+             select from posthorn.webhooks w
+               join posthorn.connections c on c.owner_id = p_owner_id and c.connection_id = w.connection_id and c.expires_at > p_now
+              where w.owner_id = p_owner_id and w.agent_id = p_agent_id and w.status = 'active' and w.consecutive_failures < 3) then 'webhook'
          end
 $$;
-comment on function posthorn_impl.presence_of(int, uuid, timestamptz) is 'How an agent is live: events (it listens), webhook (one that failed fewer than three times in a row), or null. Never decides what is delivered.';
+comment on function posthorn_impl.presence_of(int, uuid, timestamptz) is 'How an agent is live: events (it listens), webhook (one that failed fewer than three times in a row, of a connection that has not expired), or null. Never decides what is delivered.';
 
 create function posthorn_impl.view_agents(
   p_owner_id int,
@@ -224,7 +227,10 @@ begin
          (select count(*)::int
             from (select p.agent_id from posthorn.presence p where p.owner_id = v_me.owner_id and p.present_until > v_now
                    union
-                  select w.agent_id from posthorn.webhooks w where w.owner_id = v_me.owner_id and w.status = 'active' and w.consecutive_failures < 3) l
+                  select w.agent_id
+                    from posthorn.webhooks w
+                    join posthorn.connections c on c.owner_id = v_me.owner_id and c.connection_id = w.connection_id and c.expires_at > v_now
+                   where w.owner_id = v_me.owner_id and w.status = 'active' and w.consecutive_failures < 3) l
             join posthorn.agents a on a.owner_id = v_me.owner_id and a.agent_id = l.agent_id and a.revoked_at is null
            where l.agent_id is distinct from v_me.agent_id),
          posthorn_impl.presence_of(v_me.owner_id, v_me.agent_id, v_now),

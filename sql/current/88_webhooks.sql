@@ -35,12 +35,17 @@ volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+  v_suffix constant text := case when p_waits is null then '' else ':retry' end;
 begin
+  -- Senders and workers meet at these jobs, and in which order add_jobs locks several is the planner's choice.
+  perform pg_advisory_xact_lock(k.lock)
+     from (select distinct hashtextextended('webhook:' || w.id || v_suffix, 0) as lock from unnest(p_webhook_ids) w(id) order by lock) k;
   -- Two keys: news never waits for a retry that is hours away, and a retry is not brought forward by news.
   perform graphile_worker.add_jobs(
     array(
       select row('webhook__deliver', json_build_object('webhook_id', w.id), null, now() + coalesce(w.wait, '0'), null,
-                 'webhook:' || w.id || case when p_waits is null then '' else ':retry' end, null, null)::graphile_worker.job_spec
+                 'webhook:' || w.id || v_suffix, null, null)::graphile_worker.job_spec
         from unnest(p_webhook_ids, p_waits) w(id, wait)),
     job_key_preserve_run_at => p_waits is null);
 end $$;
@@ -211,56 +216,65 @@ begin
 end $$;
 comment on function posthorn_impl.delete_webhooks(int, uuid[], uuid[]) is 'Removes the endpoints of agents and those that connections registered, with their deliveries; answers how many. The caller holds the mailboxes.';
 
+create function posthorn_impl.max_attempts() returns int
+language sql
+immutable
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+  select 12
+$$;
+comment on function posthorn_impl.max_attempts() is 'How often a delivery is attempted, and how many failures in a row disable its endpoint.';
+
 create function posthorn_impl.read_logs(
   p_endpoints posthorn_impl.endpoint[],
+  p_most int,
   p_now timestamptz
 ) returns void
-language plpgsql
+language sql
 volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-  c_batch constant int := 1000;
-  v_is_more boolean := true;
-begin
-  while v_is_more loop
-    with event as materialized (
-      select w.owner_id, w.webhook_id, w.events, e.seq, e.kind, e.subject_id, e.state, e.occurred_at
+  with wanted as materialized (
+    select w.owner_id, w.webhook_id, e.seq, e.kind, e.subject_id, e.state, e.occurred_at
+      from unnest(p_endpoints) p
+      join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+     cross join lateral (
+       select x.*
+         from posthorn.events x
+        where x.owner_id = p.owner_id
+          and x.agent_id = w.agent_id
+          and x.seq > w.seen_seq
+          and x.kind = any (w.events)
+        order by x.seq
+        limit p_most) e
+  ), made as (
+    insert into posthorn.deliveries (owner_id, webhook_id, event_seq, kind, subject_id, event_state, occurred_at, attempts_allowed, next_attempt_at, created_at)
+    select e.owner_id, e.webhook_id, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, posthorn_impl.max_attempts(), p_now, p_now
+      from wanted e
+     order by e.owner_id, e.webhook_id, e.seq
+  )
+  update posthorn.webhooks w
+     set seen_seq = r.seq
+    from (
+      select p.owner_id, p.webhook_id, case when i.events = p_most then i.seq else l.seq end as seq
         from unnest(p_endpoints) p
-        join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+        join posthorn.webhooks k on k.owner_id = p.owner_id and k.webhook_id = p.webhook_id
        cross join lateral (
-         select x.*
-           from posthorn.events x
-          where x.owner_id = p.owner_id
-            and x.agent_id = w.agent_id
-            and x.seq > w.seen_seq
-          order by x.seq
-          limit c_batch) e
-    ), made as (
-      insert into posthorn.deliveries (owner_id, webhook_id, event_seq, kind, subject_id, event_state, occurred_at, next_attempt_at, created_at)
-      select e.owner_id, e.webhook_id, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, p_now, p_now
-        from event e
-       where e.kind = any (e.events)
-       order by e.owner_id, e.webhook_id, e.seq
-    ), read as (
-      select e.owner_id, e.webhook_id, max(e.seq) as seq, count(*) as events from event e group by e.owner_id, e.webhook_id
-    ), seen as (
-      update posthorn.webhooks w
-         set seen_seq = r.seq
-        from read r
-       where w.owner_id = r.owner_id
-         and w.webhook_id = r.webhook_id
-    )
-    select coalesce(max(r.events) = c_batch, false) into v_is_more from read r;
-  end loop;
-end $$;
-comment on function posthorn_impl.read_logs(posthorn_impl.endpoint[], timestamptz) is 'Makes deliveries of the events that these endpoints have not seen and want. Their rows are locked.';
+         select count(*) as events, max(e.seq) as seq from wanted e where e.owner_id = p.owner_id and e.webhook_id = p.webhook_id) i
+       cross join lateral (
+         select x.seq from posthorn.events x where x.owner_id = p.owner_id and x.agent_id = k.agent_id order by x.seq desc limit 1) l) r
+   where w.owner_id = r.owner_id
+     and w.webhook_id = r.webhook_id
+     and w.seen_seq < r.seq
+$$;
+comment on function posthorn_impl.read_logs(posthorn_impl.endpoint[], int, timestamptz) is 'Makes deliveries of the events that these endpoints have not seen and want, at most so many for each (null: all). Their rows are locked.';
 
 create function posthorn_impl.end_deliveries(
   p_owner_id int,
   p_webhook_id uuid,
-  p_kinds text[],
+  p_kept_kinds text[],
   p_now timestamptz
 ) returns void
 language sql
@@ -274,9 +288,9 @@ as $$
    where d.owner_id = p_owner_id
      and d.webhook_id = p_webhook_id
      and d.state = 'pending'
-     and (p_kinds is null or d.kind = any (p_kinds))
+     and d.kind <> all (p_kept_kinds)
 $$;
-comment on function posthorn_impl.end_deliveries(int, uuid, text[], timestamptz) is 'Ends what waits, of these kinds or all: the endpoint was disabled or registered anew.';
+comment on function posthorn_impl.end_deliveries(int, uuid, text[], timestamptz) is 'Ends what waits, except what is of these kinds: the endpoint was disabled or registered anew.';
 
 create function posthorn_impl.start_webhook(
   p_owner_id int,
@@ -312,11 +326,11 @@ begin
   if not p_is_again then
     return;
   end if;
-  -- one fresh wake for all the mail that waits
-  perform posthorn_impl.end_deliveries(p_owner_id, v_webhook.webhook_id, array['messaging.pending', 'webhook.test'], p_now);
+  -- one fresh wake for all the mail that waits; and what is not asked for any more must not reach a new address
+  perform posthorn_impl.end_deliveries(p_owner_id, v_webhook.webhook_id, array_remove(v_webhook.events, 'messaging.pending'), p_now);
   if 'messaging.pending' = any (v_webhook.events) then
-    insert into posthorn.deliveries (owner_id, webhook_id, kind, subject_id, occurred_at, next_attempt_at, created_at)
-    select p_owner_id, v_webhook.webhook_id, 'messaging.pending', x.message_id, p_now, p_now, p_now
+    insert into posthorn.deliveries (owner_id, webhook_id, kind, subject_id, occurred_at, attempts_allowed, next_attempt_at, created_at)
+    select p_owner_id, v_webhook.webhook_id, 'messaging.pending', x.message_id, p_now, posthorn_impl.max_attempts(), p_now, p_now
       from posthorn.bodies x
      where x.owner_id = p_owner_id
        and x.recipient_agent_id = p_agent_id
@@ -331,7 +345,7 @@ begin
      and d.state = 'pending';
   perform posthorn_impl.add_drains(array[v_webhook.webhook_id]);
 end $$;
-comment on function posthorn_impl.start_webhook(int, uuid, boolean, timestamptz) is 'Makes an endpoint active with a clean record, from here in the log on. One that was registered before gets one wake if mail is pending, in place of those that waited. The mailbox is locked.';
+comment on function posthorn_impl.start_webhook(int, uuid, boolean, timestamptz) is 'Makes an endpoint active with a clean record, from here in the log on. One that was registered before gets one wake if mail is pending, in place of those that waited, and keeps what else waits of the kinds that it still wants. The mailbox is locked.';
 
 create function posthorn_impl.stop_webhook(
   p_webhook posthorn.webhooks,
@@ -352,7 +366,7 @@ begin
          updated_at = p_now
    where w.owner_id = p_webhook.owner_id
      and w.webhook_id = p_webhook.webhook_id;
-  perform posthorn_impl.end_deliveries(p_webhook.owner_id, p_webhook.webhook_id, null, p_now);
+  perform posthorn_impl.end_deliveries(p_webhook.owner_id, p_webhook.webhook_id, '{}', p_now);
 end $$;
 comment on function posthorn_impl.stop_webhook(posthorn.webhooks, text, timestamptz) is 'Disables an endpoint and ends what waits for it. Its row is locked.';
 
@@ -400,7 +414,7 @@ declare
   v_webhook posthorn.webhooks;
   v_id uuid;
 begin
-  if p_grace_seconds not between 0 and 86400 then
+  if (p_grace_seconds between 0 and 86400) is not true then
     perform posthorn_impl.refuse('invalid_request', '{"fields": ["grace_seconds"]}');
   end if;
   perform posthorn_impl.lock_mailboxes(array[v_me.owner_id], array[v_me.agent_id]);
@@ -420,7 +434,7 @@ begin
   end if;
   if v_webhook.status = 'active' then
     -- by the filter that held when they happened
-    perform posthorn_impl.read_logs(array[row(1, v_me.owner_id, v_webhook.webhook_id, null)::posthorn_impl.endpoint], v_now);
+    perform posthorn_impl.read_logs(array[row(1, v_me.owner_id, v_webhook.webhook_id, null)::posthorn_impl.endpoint], null, v_now);
   end if;
   update posthorn.webhooks w
      set connection_id = v_me.connection_id,
@@ -429,8 +443,8 @@ begin
          sealed_auth_header = p_sealed_auth_header,
          events = p_events,
          sealed_secret = case when p_rotate_secret then p_sealed_secret else w.sealed_secret end,
-         previous_sealed_secret = case when not p_rotate_secret then w.previous_sealed_secret when p_grace_seconds > 0 then w.sealed_secret end,
-         previous_until = case when not p_rotate_secret then w.previous_until when p_grace_seconds > 0 then v_now + make_interval(secs => p_grace_seconds) end,
+         previous_sealed_secret = case when not p_rotate_secret and w.previous_until > v_now then w.previous_sealed_secret when p_rotate_secret and p_grace_seconds > 0 then w.sealed_secret end,
+         previous_until = case when not p_rotate_secret and w.previous_until > v_now then w.previous_until when p_rotate_secret and p_grace_seconds > 0 then v_now + make_interval(secs => p_grace_seconds) end,
          updated_at = v_now
    where w.owner_id = v_me.owner_id
      and w.webhook_id = v_webhook.webhook_id;
@@ -585,7 +599,7 @@ as $$
 begin
   update posthorn.deliveries d
      set state = 'pending',
-         attempts_allowed = d.attempts + case d.kind when 'webhook.test' then 1 else 12 end,
+         attempts_allowed = d.attempts + case d.kind when 'webhook.test' then 1 else posthorn_impl.max_attempts() end,
          next_attempt_at = posthorn_impl.clock(),
          ended_at = null
    where d.owner_id = p_owner_id
@@ -597,7 +611,7 @@ begin
   perform posthorn_impl.add_drains(array[p_webhook_id]);
   return (select v from posthorn_impl.view_deliveries(p_owner_id, array[p_delivery_id]) v);
 end $$;
-comment on function posthorn_impl.deliver_again(int, uuid, uuid) is 'Makes a delivery wait anew, under its old id and with twelve more attempts.';
+comment on function posthorn_impl.deliver_again(int, uuid, uuid) is 'Makes a delivery wait anew, under its old id and with as many attempts as a new one.';
 
 create function posthorn_api.redeliver(
   p_credential bytea,
@@ -788,6 +802,125 @@ comment on function posthorn_impl.wait_after(int) is 'How long to wait after so 
 -- Batches of endpoints, by statements that take them all: a policy costs 15 microseconds for each table that a statement
 -- names, and one endpoint at a time paid a millisecond for each delivery.
 
+create function posthorn_impl.open_endpoints(
+  p_endpoints posthorn_impl.endpoint[],
+  p_now timestamptz
+) returns posthorn_impl.endpoint[]
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  c_pause constant interval := '60 seconds';
+  v_is_paused constant boolean := posthorn_impl.limit_value('deliveries_paused') > 0;
+  v_open posthorn_impl.endpoint[];
+  v_waiting uuid[];
+begin
+  -- what an expired connection registered waits for it to be rotated, or for another to register
+  select array_agg(p) filter (where h.is_open), array_agg(p.webhook_id) filter (where not h.is_open) into v_open, v_waiting
+    from unnest(p_endpoints) p
+    join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+    join posthorn.connections c on c.owner_id = p.owner_id and c.connection_id = w.connection_id and c.expires_at > p_now
+    join posthorn.owners o on o.owner_id = p.owner_id
+   cross join lateral (select o.suspended_at is null and not v_is_paused as is_open) h;
+  if v_waiting is not null then
+    perform posthorn_impl.add_drains(v_waiting, array_fill(c_pause, array[cardinality(v_waiting)]));
+  end if;
+  return coalesce(v_open, '{}');
+end $$;
+comment on function posthorn_impl.open_endpoints(posthorn_impl.endpoint[], timestamptz) is 'Those of these endpoints that may be sent to. Where the owner is suspended or deliveries are paused, a job looks again.';
+
+create function posthorn_impl.choose_deliveries(
+  p_endpoints posthorn_impl.endpoint[],
+  p_depth int,
+  p_now timestamptz
+) returns table (
+  item int,
+  delivery_id uuid
+)
+language sql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  with looked as materialized (
+    select p.item, p.owner_id, d.delivery_id, d.position, d.is_stale
+      from unnest(p_endpoints) p
+      join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+     cross join lateral (
+       (select x.delivery_id, 0 as position, false as is_stale
+          from posthorn.deliveries x
+         where x.owner_id = p.owner_id
+           and x.webhook_id = p.webhook_id
+           and x.state = 'pending'
+           and x.kind = 'webhook.test'
+           and x.next_attempt_at <= p_now
+         limit 1)
+        union all
+       (select x.delivery_id, row_number() over (order by x.next_attempt_at, x.event_seq),
+               x.kind = 'messaging.pending' and not exists (
+                 select from posthorn.messages m
+                  where m.owner_id = p.owner_id
+                    and m.message_id = x.subject_id
+                    and posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered'))
+          from posthorn.deliveries x
+         where x.owner_id = p.owner_id
+           and x.webhook_id = p.webhook_id
+           and x.state = 'pending'
+           and x.next_attempt_at <= p_now
+           and w.next_attempt_at <= p_now
+         order by x.next_attempt_at, x.event_seq
+         limit p_depth)) d
+  ), first as (
+    select distinct on (l.item) l.item, l.delivery_id from looked l where not l.is_stale order by l.item, l.position
+  ), skipped as (
+    -- nobody needs to be woken for these any more
+    update posthorn.deliveries d
+       set state = 'skipped',
+           ended_at = p_now
+      from looked l
+     where l.is_stale
+       and d.owner_id = l.owner_id
+       and d.delivery_id = l.delivery_id
+  )
+  select f.item, f.delivery_id from first f
+$$;
+comment on function posthorn_impl.choose_deliveries(posthorn_impl.endpoint[], int, timestamptz) is 'Of each of these endpoints the first of so many due deliveries that somebody needs, tests before all others; wakes among them that nobody needs end as skipped. Their rows are locked.';
+
+create function posthorn_impl.look_again(
+  p_endpoints posthorn_impl.endpoint[],
+  p_now timestamptz
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_ids uuid[];
+  v_waits interval[];
+begin
+  select array_agg(p.webhook_id), array_agg(n.next_at - p_now) into v_ids, v_waits
+    from unnest(p_endpoints) p
+    join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
+   cross join lateral (
+     select case when exists (select from posthorn.events e where e.owner_id = p.owner_id and e.agent_id = w.agent_id and e.seq > w.seen_seq) then p_now
+                 else (select greatest(d.next_attempt_at, w.next_attempt_at)
+                         from posthorn.deliveries d
+                        where d.owner_id = p.owner_id
+                          and d.webhook_id = p.webhook_id
+                          and d.state = 'pending'
+                        order by d.next_attempt_at
+                        limit 1)
+            end as next_at) n
+   where n.next_at is not null;
+  if v_ids is not null then
+    perform posthorn_impl.add_drains(v_ids, v_waits);
+  end if;
+end $$;
+comment on function posthorn_impl.look_again(posthorn_impl.endpoint[], timestamptz) is 'Puts a job into the queue for each of these endpoints that has more to read or to send, for the time when something is due.';
+
 create function posthorn_impl.next_deliveries(
   p_endpoints posthorn_impl.endpoint[],
   p_now timestamptz
@@ -799,88 +932,35 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   c_lease constant interval := '30 seconds'; -- an attempt takes 10
-  c_pause constant interval := '60 seconds';
-  v_is_paused constant boolean := posthorn_impl.limit_value('deliveries_paused') > 0;
-  v_open posthorn_impl.endpoint[];
-  v_left posthorn_impl.endpoint[];
-  v_found record;
+  c_most constant int := 1000; -- to read and to skip in one transaction, which a lane of workers waits for; then another job
+  v_open constant posthorn_impl.endpoint[] := posthorn_impl.open_endpoints(p_endpoints, p_now);
+  v_left posthorn_impl.endpoint[] := v_open;
+  v_depth int;
   v_items int[] := '{}';
   v_deliveries uuid[] := '{}';
-  v_ids uuid[];
-  v_waits interval[];
 begin
-  v_open := array(select p from unnest(p_endpoints) p join posthorn.owners o on o.owner_id = p.owner_id where o.suspended_at is null and not v_is_paused);
-  if cardinality(v_open) < cardinality(p_endpoints) then
-    v_ids := array(select p.webhook_id from unnest(p_endpoints) p where p.item <> all (array(select o.item from unnest(v_open) o)));
-    perform posthorn_impl.add_drains(v_ids, array_fill(c_pause, array[cardinality(v_ids)]));
-  end if;
-  perform posthorn_impl.read_logs(v_open, p_now);
-  v_left := v_open;
-  while cardinality(v_left) > 0 loop
-    with candidate as materialized (
-      select p.item, p.owner_id, p.webhook_id, p.lease_id, d.delivery_id, d.kind, d.subject_id
-        from unnest(v_left) p
-        join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
-       cross join lateral (
-         select x.delivery_id, x.kind, x.subject_id
-           from posthorn.deliveries x
-          where x.owner_id = p.owner_id
-            and x.webhook_id = p.webhook_id
-            and x.state = 'pending'
-            and x.next_attempt_at <= p_now
-            and (w.next_attempt_at <= p_now or x.kind = 'webhook.test')
-          order by x.kind = 'webhook.test' desc, x.next_attempt_at, x.event_seq
-          limit 1) d
-    ), skipped as (
-      -- nobody needs to be woken for it any more
-      update posthorn.deliveries d
-         set state = 'skipped',
-             ended_at = p_now
-        from candidate c
-       where d.owner_id = c.owner_id
-         and d.delivery_id = c.delivery_id
-         and c.kind = 'messaging.pending'
-         and not exists (
-           select from posthorn.messages m
-            where m.owner_id = c.owner_id
-              and m.message_id = c.subject_id
-              and posthorn_impl.present_state(m.state, m.expires_at, p_now) in ('queued', 'delivered'))
-      returning c.item
-    )
-    select array_agg(c.item) filter (where s.item is null) as items, array_agg(c.delivery_id) filter (where s.item is null) as deliveries,
-           array_agg(row(c.item, c.owner_id, c.webhook_id, c.lease_id)::posthorn_impl.endpoint) filter (where s.item is not null) as again
-      into v_found
-      from candidate c
-      left join skipped s on s.item = c.item;
-    v_items := v_items || v_found.items;
-    v_deliveries := v_deliveries || v_found.deliveries;
-    v_left := v_found.again;
+  perform posthorn_impl.read_logs(v_open, c_most / greatest(cardinality(v_open), 1), p_now);
+  -- nearly always the first is the one; only where it is not, many are looked at
+  foreach v_depth in array array[1, c_most] loop
+    select v_items || coalesce(array_agg(c.item), '{}'), v_deliveries || coalesce(array_agg(c.delivery_id), '{}') into v_items, v_deliveries
+      from posthorn_impl.choose_deliveries(v_left, greatest(v_depth / greatest(cardinality(v_left), 1), 1), p_now) c;
+    v_left := array(select p from unnest(v_left) p where p.item <> all (v_items));
   end loop;
   update posthorn.webhooks w
      set lease_id = case when p.item = any (v_items) then p.lease_id end,
-         leased_until = case when p.item = any (v_items) then p_now + c_lease else '-infinity' end
+         leased_until = case when p.item = any (v_items) then p_now + c_lease else '-infinity' end,
+         -- whose grace is over
+         previous_sealed_secret = case when w.previous_until > p_now then w.previous_sealed_secret end,
+         previous_until = case when w.previous_until > p_now then w.previous_until end
     from unnest(p_endpoints) p
    where w.owner_id = p.owner_id
      and w.webhook_id = p.webhook_id;
-  if cardinality(v_items) < cardinality(v_open) then
-    select array_agg(p.webhook_id), array_agg(x.next_at - p_now) into v_ids, v_waits
-      from unnest(v_open) p
-      join posthorn.webhooks w on w.owner_id = p.owner_id and w.webhook_id = p.webhook_id
-     cross join lateral (
-       select min(greatest(d.next_attempt_at, w.next_attempt_at)) as next_at
-         from posthorn.deliveries d
-        where d.owner_id = p.owner_id
-          and d.webhook_id = p.webhook_id
-          and d.state = 'pending') x
-     where p.item <> all (v_items)
-       and x.next_at is not null;
-    if v_ids is not null then
-      perform posthorn_impl.add_drains(v_ids, v_waits);
-    end if;
+  if cardinality(v_left) > 0 then
+    perform posthorn_impl.look_again(v_left, p_now);
   end if;
   return query
   select p.item, w.webhook_id, d.delivery_id, w.agent_id, o.id, k.ring_key_id, k.wrapped_key, w.sealed_url, w.sealed_secret,
-         case when w.previous_until > p_now then w.previous_sealed_secret end, w.sealed_auth_header, d.kind, d.occurred_at, d.subject_id, d.event_state,
+         w.previous_sealed_secret, w.sealed_auth_header, d.kind, d.occurred_at, d.subject_id, d.event_state,
          case when d.kind = 'messaging.pending' then posthorn_impl.count_pending(w.owner_id, w.agent_id, p_now) end, m.group_id, m.conversation_id,
          case d.kind
            when 'messaging.pending' then array[d.subject_id]
@@ -977,7 +1057,6 @@ set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 declare
-  c_failures constant int := 12;
   v_endpoints posthorn_impl.endpoint[] := array(
     select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
   v_now timestamptz;
@@ -1014,7 +1093,7 @@ begin
            state = case when a.is_done then 'delivered' when a.may_retry and d.attempts + 1 < d.attempts_allowed then 'pending' else 'failed' end,
            ended_at = case when a.may_retry and d.attempts + 1 < d.attempts_allowed then null else v_now end,
            next_attempt_at = case when a.is_done then d.next_attempt_at
-                                  else v_now + coalesce(a.advice, posthorn_impl.wait_after(d.attempts + 1 - (d.attempts_allowed - 12))) end
+                                  else v_now + greatest(a.advice, posthorn_impl.wait_after(d.attempts + 1 - (d.attempts_allowed - posthorn_impl.max_attempts()))) end
       from attempt a
      where d.owner_id = a.owner_id
        and d.delivery_id = a.delivery_id
@@ -1028,7 +1107,7 @@ begin
   ), judged as (
     update posthorn.webhooks w
        set consecutive_failures = case when c.is_done then 0 else w.consecutive_failures + 1 end,
-           next_attempt_at = case when c.is_done then '-infinity' else v_now + coalesce(c.advice, posthorn_impl.wait_after(w.consecutive_failures + 1)) end,
+           next_attempt_at = case when c.is_done then '-infinity' else v_now + greatest(c.advice, posthorn_impl.wait_after(w.consecutive_failures + 1)) end,
            last_delivered_at = case when c.is_done then v_now else w.last_delivered_at end
       from counted c
      where w.owner_id = c.owner_id
@@ -1036,7 +1115,7 @@ begin
        and c.kind <> 'webhook.test' -- which tells nothing of the endpoint's health
     returning w.webhook_id, w.consecutive_failures
   )
-  select array_agg(j.webhook_id) filter (where j.consecutive_failures >= c_failures) into v_stopping from judged j;
+  select array_agg(j.webhook_id) filter (where j.consecutive_failures >= posthorn_impl.max_attempts()) into v_stopping from judged j;
   if v_stopping is not null then
     for v_webhook in
       select w.* from unnest(v_endpoints) e join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id where e.webhook_id = any (v_stopping)

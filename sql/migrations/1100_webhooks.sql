@@ -70,7 +70,7 @@ create table posthorn.deliveries (
   occurred_at timestamptz not null,
   state text not null default 'pending' constraint state_is_known check (state in ('pending', 'delivered', 'failed', 'skipped', 'ended')),
   attempts int not null default 0 constraint attempts_is_not_negative check (attempts >= 0),
-  attempts_allowed int not null default 12,
+  attempts_allowed int not null,
   next_attempt_at timestamptz not null,
   created_at timestamptz not null,
   ended_at timestamptz,
@@ -79,7 +79,8 @@ create table posthorn.deliveries (
   constraint ended_unless_pending check ((state = 'pending') = (ended_at is null))
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02);
 create index deliveries_by_webhook on posthorn.deliveries (owner_id, webhook_id, delivery_id);
-create index pending_deliveries on posthorn.deliveries (owner_id, webhook_id, next_attempt_at) where state = 'pending';
+create index pending_deliveries on posthorn.deliveries (owner_id, webhook_id, next_attempt_at, event_seq) where state = 'pending';
+create index pending_tests on posthorn.deliveries (owner_id, webhook_id) where state = 'pending' and kind = 'webhook.test';
 
 -- How each attempt went: never what a receiver answered.
 create table posthorn.delivery_attempts (

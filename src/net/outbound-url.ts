@@ -49,6 +49,7 @@ export function readDestination(text: string, allow: AllowList): Destination | s
   const host = url.hostname.replace(/^\[|\]$/g, '');
   const isAddress = isIP(host) !== 0;
   const port = url.port === '' ? (isTls ? 443 : 80) : Number(url.port);
+  if (!isAddress && !isNameShort(host)) return 'It is no valid URL.';
   const isAllowed = isAddress ? allowsAddress(allow, host, port) : allowsName(allow, host, port);
   const problem = isAllowed ? undefined : problemOf({ isTls, host, isAddress, port });
   return problem ?? { isTls, host, isAddress, port, origin: url.origin, path: url.pathname + url.search };
@@ -62,6 +63,11 @@ function problemOf({ isTls, host, isAddress, port }: Omit<Destination, 'origin' 
   if (labels.includes('') || !isPunycodeValid(host)) return 'It is no valid URL.';
   const isPrivate = labels.length === 1 || PRIVATE_SUFFIXES.some((suffix) => host.endsWith(`.${suffix}`));
   return isPrivate ? 'Its host is not public.' : undefined;
+}
+
+/** What DNS can carry, which the URL parser does not mind. */
+function isNameShort(host: string): boolean {
+  return host.length <= 253 && host.split('.').every((label) => label.length <= 63);
 }
 
 /** Node 24's URL parser no longer refuses Punycode that decodes to nothing. */

@@ -309,10 +309,11 @@ describe('the ladder', () => {
   });
 
   test.each([
-    [1, 1],
-    [5, 5],
+    [60, 60],
     [3_600, 3_600],
+    // less than the ladder says: a receiver that restarts would use up its attempts in seconds
     [0, 30],
+    [1, 30],
     [3_601, 30],
   ])('Retry-After: %d waits %d seconds', async (retryAfter, seconds) => {
     await register(bert);
@@ -323,6 +324,20 @@ describe('the ladder', () => {
     if (seconds > 1) expect(await claim(id)).toBeUndefined();
     await clock.advance(seconds === 30 ? '7 seconds' : '1 second');
     expect(await claim(id)).toBeDefined();
+  });
+
+  test('a receiver that asks for a second each time has the whole ladder', async () => {
+    await register(bert);
+    const { id } = await registrationOf(bert);
+    await wakes(anna, bert);
+    const since = (await clock.now()).getTime();
+    for (let attempt = 1; attempt <= 12; attempt++) {
+      await record((await claim(id))!, { status: 503, retryAfter: 1 });
+      const [delivery] = await deliveriesOf(bert);
+      if (attempt < 12) await clock.stop(new Date(delivery!.nextAttemptAt!.getTime() + 1));
+    }
+    expect(await registrationOf(bert)).toMatchObject({ status: 'disabled' });
+    expect((await clock.now()).getTime() - since).toBeGreaterThan(4 * 3_600_000);
   });
 
   test('a success between them keeps eleven failures and eleven more from disabling', async () => {
@@ -339,6 +354,130 @@ describe('the ladder', () => {
     }
     expect(await registrationOf(bert)).toMatchObject({ status: 'active', consecutiveFailures: 0 });
   });
+});
+
+describe('a backlog', () => {
+  /** Wakes of messages that are gone, due for a minute. */
+  const strand = (webhookId: string, count: number) =>
+    database.admin.query(
+      `insert into posthorn.deliveries (owner_id, webhook_id, event_seq, kind, subject_id, occurred_at, attempts_allowed, next_attempt_at, created_at)
+       select w.owner_id, w.webhook_id, n, 'messaging.pending', gen_random_uuid(), m.moment, 12, m.moment - interval '1 minute', m.moment
+         from posthorn.webhooks w, generate_series(1, $2::int) n, (select posthorn_impl.clock() as moment) m
+        where w.webhook_id = $1`,
+      [webhookId, count],
+    );
+  const skippedOf = async (webhookId: string) => {
+    const { rows } = await database.admin.query(
+      `select count(*)::int as skipped from posthorn.deliveries where webhook_id = $1 and state = 'skipped'`,
+      [webhookId],
+    );
+    return rows[0].skipped;
+  };
+
+  test('of wakes to skip takes several looks, each bounded, and the rest of it goes on', async () => {
+    await register(bert);
+    const { id } = await registrationOf(bert);
+    const [message] = await wakes(anna, bert);
+    await strand(id, 2_500);
+    await forgetJobs();
+    for (const skipped of [1_001, 2_002]) {
+      expect(await claim(id)).toBeUndefined();
+      expect(await skippedOf(id)).toBe(skipped);
+      expect(await jobsOf(id)).toMatchObject([{ key: `webhook:${id}:retry` }]);
+      expect((await jobsOf(id))[0]!.waits).toBeLessThanOrEqual(0);
+    }
+    expect(await claim(id)).toMatchObject({ kind: 'messaging.pending', messageIds: [message] });
+    expect(await skippedOf(id)).toBe(2_500);
+  });
+
+  test('of wakes to skip keeps no other endpoint of the batch waiting', async () => {
+    await register(anna);
+    await register(bert);
+    const webhookIds = [(await registrationOf(anna)).id, (await registrationOf(bert)).id];
+    await strand(webhookIds[0]!, 2_500);
+    await wakes(anna, bert);
+    const due = await functions.claimDeliveries(jobs, { webhookIds, leaseIds: webhookIds.map(() => makeId()) });
+    expect(due.map(({ agentId }) => agentId)).toEqual([bert.id]);
+    expect(await skippedOf(webhookIds[0]!)).toBe(1_001);
+  });
+
+  test('of events is read in parts; what nobody wants of it, at once', async () => {
+    await register(bert, { events: ['proposal.decided'] });
+    const { id } = await registrationOf(bert);
+    await database.admin.query(
+      `with m as (
+         update posthorn.mailboxes set event_seq = event_seq + 3000 where agent_id = $1 returning owner_id, agent_id, event_seq - 3000 as base)
+       insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+       select owner_id, agent_id, base + n, case when n > 1500 then 'proposal.decided' else 'messaging.pending' end, gen_random_uuid(), now()
+         from m, generate_series(1, 3000) n`,
+      [bert.id],
+    );
+    const unread = async () =>
+      (await ops.query('select pending, unread_events from ops.webhooks where webhook_id = $1', [id])).rows[0];
+    const due = (await claim(id))!;
+    expect(await unread()).toEqual({ pending: 1_000, unread_events: 500 });
+    await record(due, { status: 500 });
+    await forgetJobs();
+    await claim(id);
+    expect(await unread()).toEqual({ pending: 1_500, unread_events: 0 });
+  });
+
+  test('that is not read to its end has a job, though nothing is due yet', async () => {
+    await register(bert);
+    const { id } = await registrationOf(bert);
+    await wakes(anna, bert);
+    await record((await claim(id))!, { status: 500 });
+    await database.admin.query(
+      `with m as (
+         update posthorn.mailboxes set event_seq = event_seq + 1001 where agent_id = $1 returning owner_id, agent_id, event_seq - 1001 as base)
+       insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+       select owner_id, agent_id, base + n, 'proposal.decided', gen_random_uuid(), now() from m, generate_series(1, 1001) n`,
+      [bert.id],
+    );
+    await forgetJobs();
+    expect(await claim(id)).toBeUndefined();
+    expect(await jobsOf(id)).toEqual([{ key: `webhook:${id}:retry`, waits: 0 }]);
+    expect(await claim(id)).toBeUndefined();
+    expect((await jobsOf(id))[0]!.waits).toBeGreaterThan(20);
+  });
+});
+
+test('jobs of several endpoints are locked in one order, whoever asks in which', async () => {
+  await register(anna);
+  await register(bert);
+  const ids = [(await registrationOf(anna)).id, (await registrationOf(bert)).id];
+  await wakes(anna, bert);
+  const drain = 'select posthorn_impl.add_drains($1)';
+  await database.admin.query(drain, [ids]);
+  const blocked = (count: number) =>
+    expect
+      .poll(
+        async () =>
+          (
+            await database.admin.query(
+              `select count(*)::int as blocked from pg_stat_activity
+                where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0`,
+            )
+          ).rows[0].blocked,
+      )
+      .toBe(count);
+  const [last] = ids.toSorted().reverse();
+  for (const order of [ids.toSorted(), ids.toSorted().reverse()]) {
+    const holder = await database.admin.connect();
+    try {
+      await holder.query('begin');
+      await holder.query('select from graphile_worker._private_jobs where key = $1 for update', [`webhook:${last}`]);
+      // whoever takes another one first waits for this one, and the next one for that: unless all begin with the same
+      const first = database.admin.query(drain, [order.toReversed()]);
+      await blocked(1);
+      const second = database.admin.query(drain, [order]);
+      await blocked(2);
+      await holder.query('rollback');
+      await Promise.all([first, second]);
+    } finally {
+      holder.release();
+    }
+  }
 });
 
 describe('leases', () => {
@@ -406,10 +545,11 @@ describe('registering', () => {
     await clock.advance('86399 seconds');
     await wakes(anna, bert);
     expect(await claim(id)).toMatchObject({ sealedSecret: sealed('fifth'), previousSealedSecret: sealed('fourth') });
-    expect(await refusal(register(bert, { rotateSecret: true, graceSeconds: 86_401 }))).toEqual({
-      code: 'invalid_request',
-      detail: { fields: ['grace_seconds'] },
-    });
+    for (const graceSeconds of [86_401, -1, null as never])
+      expect(await refusal(register(bert, { rotateSecret: true, graceSeconds })), String(graceSeconds)).toEqual({
+        code: 'invalid_request',
+        detail: { fields: ['grace_seconds'] },
+      });
   });
 
   test('of two first ones at once, one secret is told', async () => {
@@ -459,6 +599,44 @@ describe('registering', () => {
     await owner.act((db, credential) => functions.denyProposal(db, { credential, proposalId }));
     await register(anna);
     expect(await claim(id)).toMatchObject({ kind: 'proposal.decided', subjectId: proposalId, state: 'denied' });
+  });
+
+  test('again, with another filter, it sends nothing that this does not name', async () => {
+    const carl = await owner.agent('carl');
+    await register(anna);
+    const { id } = await registrationOf(anna);
+    const held = await send(world, { from: anna, to: carl, purpose: 'To test' });
+    const { proposal_id: proposalId } = held.detail as { proposal_id: string };
+    await owner.act((db, credential) => functions.denyProposal(db, { credential, proposalId }));
+    await record((await claim(id))!, { status: 500 });
+    await register(anna, { events: ['message.state'], urlHost: 'other.example' });
+    expect(await claim(id)).toBeUndefined();
+    expect(await statesOf(anna)).toEqual(['ended']);
+  });
+
+  test('the secret before is stored no longer than its grace', async () => {
+    const stored = async () => {
+      const { rows } = await database.admin.query(
+        'select previous_sealed_secret is not null as secret, previous_until is not null as until from posthorn.webhooks where agent_id = $1',
+        [bert.id],
+      );
+      return rows[0];
+    };
+    const rotate = async () => {
+      await register(bert, { rotateSecret: true });
+      expect(await stored()).toEqual({ secret: true, until: true });
+    };
+    await register(bert);
+    await rotate();
+    await register(bert);
+    expect(await stored(), 'while it lasts').toEqual({ secret: true, until: true });
+    await clock.advance('1 hour');
+    await register(bert);
+    expect(await stored(), 'by a change').toEqual({ secret: false, until: false });
+    await rotate();
+    await clock.advance('1 hour');
+    await claim((await registrationOf(bert)).id);
+    expect(await stored(), 'by a look').toEqual({ secret: false, until: false });
   });
 
   test('an attempt under way for what stood there before counts for nothing', async () => {
@@ -760,4 +938,27 @@ test('presence: a webhook that failed fewer than three times in a row is live', 
     expect(await seen()).toEqual(failure < 3 ? ['webhook', 1] : [null, 0]);
     await clock.advance('1 hour');
   }
+});
+
+test('an expired connection’s webhook is sent nothing, and is not live', async () => {
+  const expiresAt = new Date((await clock.now()).getTime() + 60_000);
+  const connection = await owner.connect({ expiresAt });
+  const carl = await connection.agent('test', 'carl');
+  await owner.group([anna, carl]);
+  await register(carl);
+  const { id } = await registrationOf(carl);
+  await wakes(anna, carl, 2);
+  const due = (await claim(id))!;
+  const seen = async () => {
+    const peers = await functions.listAgents(app, { credential: anna.credential, agentId: anna.id });
+    const [status] = await functions.agentStatus(app, { credential: anna.credential, agentId: anna.id });
+    return [peers.find((peer) => peer.id === carl.id)!.presenceKind, status!.livePeers];
+  };
+  expect(await seen()).toEqual(['webhook', 1]);
+  await clock.advance('1 minute');
+  expect(await seen()).toEqual([null, 0]);
+  await forgetJobs();
+  expect(await record(due, { status: 200, goesOn: true })).toBeUndefined();
+  expect(await claim(id)).toBeUndefined();
+  expect(await jobsOf(id)).toEqual([]);
 });
