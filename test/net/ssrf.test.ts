@@ -140,3 +140,9 @@ describe('a redirect is the answer', () => {
     expect(receiver.requests).toHaveLength(1);
   });
 });
+
+test('a label of 63 characters and a name of 253 are allowed', () => {
+  const label = 'a'.repeat(63);
+  for (const host of [`${label}.example.com`, `${label}.${label}.${label}.${'a'.repeat(57)}.com`])
+    expect(checkOutboundUrl(`https://${host}:8443/in`, nothing), host).toBeUndefined();
+});
