@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { createServer } from 'node:http';
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { registry } from './metrics.ts';
 
@@ -9,17 +9,15 @@ export interface MetricsServer {
 }
 
 /**
- * Serves GET /metrics and nothing else, on a port of its own: what an operator may see is not for whoever reaches the
+ * Serves /metrics and nothing else, on a port of its own: what an operator may see is not for whoever reaches the
  * API, and a worker has no other port.
  *
  * @param options.port 0 takes a free one
  * @throws Error if the port cannot be had
  */
 export async function startMetricsServer(options: { host: string; port: number }): Promise<MetricsServer> {
-  const server = createServer(async (request, response) => {
-    if (request.method !== 'GET' || request.url !== '/metrics') return void response.writeHead(404).end();
-    response.setHeader('Content-Type', registry.contentType);
-    response.end(await registry.metrics());
+  const server = createServer((request, response) => {
+    answer(request, response).catch(() => response.writeHead(500).end());
   });
   server.listen(options.port, options.host);
   await once(server, 'listening');
@@ -31,4 +29,12 @@ export async function startMetricsServer(options: { host: string; port: number }
       await once(server, 'close');
     },
   };
+}
+
+async function answer({ method = '', url = '' }: IncomingMessage, response: ServerResponse): Promise<void> {
+  const isAsked = ['GET', 'HEAD'].includes(method) && url.split('?')[0] === '/metrics';
+  if (!isAsked) return void response.writeHead(404).end();
+  const page = await registry.metrics();
+  response.setHeader('Content-Type', registry.contentType);
+  response.end(page); // of which HEAD gets the length alone
 }

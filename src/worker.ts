@@ -279,6 +279,11 @@ function jobLogger(log: Logger): JobLogger {
   };
   return new JobLogger(({ taskIdentifier, jobId }) => (level, message, meta) => {
     const isFailure = meta?.error !== undefined;
-    log[levels[level]]({ task: taskIdentifier, jobId, err: meta?.error }, isFailure ? 'a job failed' : message);
+    // it holds our pool to be too small for so many jobs at once, which wait for endpoints and not for connections
+    const isAboutPool = meta?.max !== undefined && meta.concurrency !== undefined;
+    log[isAboutPool ? 'debug' : levels[level]](
+      { task: taskIdentifier, jobId, err: meta?.error },
+      isFailure ? 'a job failed' : message,
+    );
   });
 }

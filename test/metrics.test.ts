@@ -1,4 +1,4 @@
-import { afterAll, beforeAll, expect, test } from 'vitest';
+import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { registry } from '../src/metrics.ts';
 import { startMetricsServer } from '../src/metrics-server.ts';
 import { startProcess } from './helpers/command-line.ts';
@@ -62,6 +62,11 @@ test('the page is at its own port and path alone', async () => {
     const page = await fetch(`${url}/metrics`);
     expect(page.headers.get('content-type')).toMatch(/^text\/plain/);
     expect(read(await page.text())).toHaveProperty('posthorn_listener_listening', 1);
+    expect((await fetch(`${url}/metrics?x=1`)).status).toBe(200);
+    const head = await fetch(`${url}/metrics`, { method: 'HEAD' });
+    expect([head.status, head.headers.get('content-type')]).toEqual([200, page.headers.get('content-type')]);
+    vi.spyOn(registry, 'metrics').mockRejectedValueOnce(new Error('a gauge could not be read'));
+    expect((await fetch(`${url}/metrics`)).status).toBe(500);
     expect((await fetch(`${url}/`)).status).toBe(404);
     expect((await fetch(`${url}/metrics`, { method: 'POST' })).status).toBe(404);
     expect((await fetch(`${posthorn.pods[0]!.url}/metrics`)).status).toBe(404);

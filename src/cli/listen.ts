@@ -15,6 +15,9 @@ import { runUntilStopped } from './run-until-stopped.ts';
 /** As long as a webhook's attempt, in milliseconds. */
 const ATTEMPT_MS = 10_000;
 
+/** How long the server may take to answer, in milliseconds. */
+const ANSWER_MS = 10_000;
+
 const RECONNECT_MS = 1_000;
 
 export function addListen(program: Command): void {
@@ -48,21 +51,17 @@ async function listen(target: string, options: Options): Promise<void> {
   const settings = await readAgentSettings(options);
   const secret = given.secret ?? makeWebhookSecret();
   const forwarder: Forwarder = { target, secret, webhookId: makeId(), wants: given.event ?? [...WEBHOOK_EVENTS] };
-  const closing = new AbortController();
   await runUntilStopped(
     createLog('warn'),
-    async () => {
+    async (closing) => {
       const asAgent = { ...settings, agentId: given.agent_id ?? settings.agentId };
-      const opened = await connect(asAgent, undefined, closing.signal);
-      const forwarding = forwardAll(readEvents(asAgent, opened, closing.signal), forwarder, options);
+      const opened = await connect(asAgent, undefined, closing);
+      const forwarding = forwardAll(readEvents(asAgent, opened, closing), forwarder, options, closing);
       const failed = forwarding.then(() => new Promise<never>(() => {}));
       failed.catch(() => {}); // it ends when we stop it, too
       return {
         failed,
-        async close() {
-          closing.abort();
-          await forwarding.catch(() => {});
-        },
+        close: () => forwarding.catch(() => {}),
       };
     },
     () => {
@@ -79,11 +78,17 @@ interface Forwarder {
   wants: readonly string[];
 }
 
-async function forwardAll(events: AsyncIterable<StreamEvent>, forwarder: Forwarder, output: Output): Promise<void> {
+async function forwardAll(
+  events: AsyncIterable<StreamEvent>,
+  forwarder: Forwarder,
+  output: Output,
+  closing: AbortSignal,
+): Promise<void> {
   for await (const { event, data } of events) {
     if (!forwarder.wants.includes(event)) continue;
     const startedAt = performance.now();
-    const { deliveryId, status } = await forward(forwarder, data);
+    const { deliveryId, status } = await forward(forwarder, data, closing);
+    if (closing.aborted) return;
     const milliseconds = Math.round(performance.now() - startedAt);
     const line = { event: 'forwarded', type: event, delivery_id: deliveryId, status, milliseconds };
     if (output.json) process.stdout.write(`${JSON.stringify(line)}\n`);
@@ -94,6 +99,7 @@ async function forwardAll(events: AsyncIterable<StreamEvent>, forwarder: Forward
 async function forward(
   { target, secret, webhookId }: Forwarder,
   content: Record<string, unknown>,
+  closing: AbortSignal,
 ): Promise<{ deliveryId: string; status: number | null }> {
   const deliveryId = makeId();
   const { headers, body } = deliveryRequest({
@@ -104,7 +110,7 @@ async function forward(
     authHeader: undefined,
   });
   try {
-    const signal = AbortSignal.timeout(ATTEMPT_MS);
+    const signal = AbortSignal.any([closing, AbortSignal.timeout(ATTEMPT_MS)]);
     const response = await fetch(target, { method: 'POST', headers, body, redirect: 'manual', signal });
     await response.body?.cancel();
     return { deliveryId, status: response.status };
@@ -132,23 +138,31 @@ async function connect(
   closing: AbortSignal,
 ): Promise<Body> {
   const query = agentId === undefined ? '' : `?agent_id=${encodeURIComponent(agentId)}`;
-  const response = await fetch(`${url}/messaging/v1/events${query}`, {
-    headers: {
-      authorization: `Bearer ${token}`,
-      ...(lastEventId === undefined ? {} : { 'last-event-id': lastEventId }),
-    },
-    // a redirect would carry the token to wherever it leads
-    redirect: 'manual',
-    signal: closing,
-  }).catch(() => {
-    throw unreachable(`${url} does not answer. Does the server run?`);
-  });
-  if (response.ok && response.body) return response.body;
-  const answer = (await response.json().catch(() => ({}))) as Record<string, unknown>;
-  const { error, message, ...facts } = answer;
-  if (typeof error !== 'string')
-    throw unreachable(`${url} answers with HTTP ${response.status}, and not as Posthorn does. Is the address right?`);
-  throw new CommandError(error, String(message ?? ''), EXIT.refused, facts);
+  // for the answer alone: the stream that it begins has no end
+  const late = new AbortController();
+  const timer = setTimeout(() => late.abort(), ANSWER_MS);
+  try {
+    const response = await fetch(`${url}/messaging/v1/events${query}`, {
+      headers: {
+        authorization: `Bearer ${token}`,
+        ...(lastEventId === undefined ? {} : { 'last-event-id': lastEventId }),
+      },
+      // a redirect would carry the token to wherever it leads
+      redirect: 'manual',
+      signal: AbortSignal.any([closing, late.signal]),
+    }).catch(() => {
+      throw unreachable(`${url} does not answer. Does the server run?`);
+    });
+    const isStream = response.headers.get('content-type')?.startsWith('text/event-stream');
+    if (response.ok && isStream && response.body) return response.body;
+    const answer = (await response.json().catch(() => ({}))) as Record<string, unknown>;
+    const { error, message, ...facts } = answer;
+    if (typeof error !== 'string')
+      throw unreachable(`${url} answers with HTTP ${response.status}, and not as Posthorn does. Is the address right?`);
+    throw new CommandError(error, String(message ?? ''), EXIT.refused, facts);
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /**

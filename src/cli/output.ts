@@ -1,6 +1,6 @@
 import { type Command, CommanderError } from 'commander';
 import { describeFailure, EXIT } from './failure.ts';
-import { harmless, harmlessLine } from './text.ts';
+import { harmless, harmlessLine, paragraphs } from './text.ts';
 
 /** What to type to get here again: we may be installed, or run by npx, or from the repository. */
 export const posthorn = howToRun(process.env.npm_lifecycle_event);
@@ -49,7 +49,9 @@ export function fail(thrown: unknown, { json }: Output): number {
     return exitCode;
   }
   const { error, message, retryable: _, ...facts } = body;
-  remark(`${error}: ${harmless(message)}`);
+  const said = `${error}: ${harmless(message)}`;
+  // what names fields may be long; other messages hold commands and paths, to be copied whole
+  remark(error === 'invalid_request' ? paragraphs(said) : said);
   for (const [name, value] of Object.entries(facts)) {
     remark(`  ${name}: ${harmlessLine(sayFact(value))}`);
   }

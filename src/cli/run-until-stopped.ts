@@ -20,16 +20,19 @@ export interface Running {
  * Starts a server, says that it is ready, and closes it at the first SIGTERM, SIGINT or SIGHUP. Every further signal
  * finds it closing already: Ctrl-C under npm, for one, arrives twice.
  *
+ * @param start given what aborts at that signal, for a start that waits for others
  * @throws Error if it could not start, or could not go on
  */
 export async function runUntilStopped<Server extends Running>(
   log: Logger,
-  start: () => Promise<Server>,
+  start: (stopping: AbortSignal) => Promise<Server>,
   onReady: (server: Server) => void,
 ): Promise<void> {
+  const stopping = new AbortController();
   const stopped = new Promise<undefined>((resolve) => {
-    for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(signal, () => resolve(undefined));
+    stopping.signal.addEventListener('abort', () => resolve(undefined));
   });
+  for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(signal, () => stopping.abort());
   process.on('uncaughtException', (err) => {
     log.fatal({ err }, 'a mistake in the program');
     process.exit(1);
@@ -38,7 +41,7 @@ export async function runUntilStopped<Server extends Running>(
   for (const name of unknownSettings(process.env)) log.warn(`${name} is no setting of Posthorn`);
   const stopWatching = await startWatching(log);
   try {
-    await runUntil(stopped, start, onReady);
+    await runUntil(stopped, () => start(stopping.signal), onReady);
   } finally {
     await stopWatching();
     setTimeout(() => process.exit(), LINGER_MS).unref();

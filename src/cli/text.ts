@@ -68,6 +68,14 @@ function sayValue(value: string | number | boolean): string {
   return harmlessLine(String(value));
 }
 
+/** Lines of ours for people, broken where they do not fit. */
+export function paragraphs(text: string): string {
+  return text
+    .split('\n')
+    .flatMap((line) => fold(line, WIDTH))
+    .join('\n');
+}
+
 /** Breaks a text at blanks into lines of at most `columns`, longer words anywhere. */
 function fold(text: string, columns: number): string[] {
   const lines = [''];

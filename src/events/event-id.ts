@@ -25,19 +25,21 @@ export function encodePlace({ epoch, seqs }: Place, set: string): string {
   return Buffer.from([epoch, set, ...seqs].join(' ')).toString('base64url');
 }
 
-/** The stream and the place that an id for `Last-Event-ID` stands for; null if it is not ours or of another set of agents. */
-export function decodeEventId(id: string, agentIds: string[]): { streamId: string; place: Place } | null {
+/**
+ * The stream, the set of agents by its name, and the place that an id for `Last-Event-ID` stands for; null if it is not
+ * ours. Whether the set is that of the caller is not said here: only the database knows which agents that are.
+ */
+export function decodeEventId(id: string): { streamId: string; set: string; place: Place } | null {
   const stream = Buffer.from(id.slice(0, STREAM_ID_LENGTH), 'base64url').toString('hex');
   const [epoch, set, ...seqs] = Buffer.from(id.slice(STREAM_ID_LENGTH), 'base64url').toString().split(' ');
   const isOurs =
     stream.length === 32 &&
     /^\d{1,9}$/.test(epoch ?? '') &&
-    set === nameSet(agentIds) &&
-    seqs.length === agentIds.length &&
+    set !== undefined &&
     seqs.every((seq) => /^\d{1,15}$/.test(seq));
   if (!isOurs) return null;
   const streamId = stream.replace(/^(.{8})(.{4})(.{4})(.{4})/, '$1-$2-$3-$4-');
-  return { streamId, place: { epoch: Number(epoch), seqs: seqs.map(Number) } };
+  return { streamId, set, place: { epoch: Number(epoch), seqs: seqs.map(Number) } };
 }
 
 /** A short name of a set of agents, sorted by id. */

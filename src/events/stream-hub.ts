@@ -1,5 +1,6 @@
 import type pg from 'pg';
 import { makeId } from '../crypto/ids.ts';
+import type { CredentialUse } from '../db/credential-use.ts';
 import { closeStreams, inboxSnapshots, openStream, renewStreams } from '../db/functions.ts';
 import { createGroupCommit } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
@@ -8,6 +9,8 @@ import { metrics } from '../metrics.ts';
 import { decodeEventId, encodePlace, encodeStreamId, nameSet } from './event-id.ts';
 import { createFeeds, EVENTS_PER_READ, type Feed, type FeedEvent } from './feeds.ts';
 
+/** Agents of one stream, as many as the database lets it have. */
+export const MAX_AGENTS = 100;
 /** Leases and presence are renewed this often, and each stream gets a comment, which keeps it open through proxies. */
 const RENEW_MS = 15_000;
 /** Comments are spread over the interval: ten thousand at once would hold up every event for a tenth of a second. */
@@ -100,8 +103,14 @@ interface Stream {
   expiry: NodeJS.Timeout | undefined;
 }
 
+interface HubServices {
+  pool: pg.Pool;
+  listener: Listener;
+  credentialUse: CredentialUse;
+}
+
 /** The event streams of a pod. Whatever their number, they hang on the one LISTEN connection. */
-export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: Listener }): StreamHub {
+export function createStreamHub({ pool, listener, credentialUse }: HubServices): StreamHub {
   const streams = new Map<string, Stream>();
   /** Streams that read by themselves until they are where the feeds are. */
   const lagging = new Set<Stream>();
@@ -140,18 +149,22 @@ export function createStreamHub({ pool, listener }: { pool: pg.Pool; listener: L
     const agentIds = [...new Set(options.agentIds)].sort();
     const id = makeId();
     refuseWhileDraining();
-    const claimed = lastEventId === undefined ? null : decodeEventId(lastEventId, agentIds);
+    const claimed = lastEventId === undefined ? null : decodeEventId(lastEventId);
     const rows = await openStream(pool, { credential, streamId: id, podId, agentIds, succeeds: claimed?.streamId });
-    const place = claimed?.place;
+    credentialUse.note(credential);
+    // of the agents that the database answered: a connection that acts as one names none
+    const set = nameSet(rows.map(({ agentId }) => agentId));
+    const place = claimed?.set === set ? claimed.place : undefined;
     const isResumed =
       place?.epoch === rows[0]!.epoch &&
+      place.seqs.length === rows.length &&
       rows.every((row, index) => place.seqs[index]! >= row.firstSeq - 1 && place.seqs[index]! <= row.lastSeq);
     const { expiresInMs } = rows[0]!;
     const stream: Stream = {
       id,
       idPart: encodeStreamId(id),
       outlet,
-      set: nameSet(agentIds),
+      set,
       feeds: rows.map((row) => feeds.hold(credential, row.agentId, row.wakeNumber)),
       seqs: isResumed ? place.seqs : [],
       beat: streams.size % BEATS,

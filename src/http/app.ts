@@ -69,7 +69,7 @@ async function nameRequest(ctx: Context, next: Next): Promise<void> {
   await next();
 }
 
-/** A stream's span ends when the stream begins. */
+/** Event streams that are let in never come here; an MCP subscription's span ends when the subscription begins. */
 async function traceRequest(ctx: Context, next: Next): Promise<void> {
   await inSpan(ctx.method, { kind: SpanKind.SERVER, parent: ROOT_CONTEXT }, async (span) => {
     await next();

@@ -3,16 +3,17 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Middleware } from 'koa';
 import type { Logger } from 'pino';
 import { z } from 'zod';
-import { authenticate } from '../db/functions.ts';
-import { invalidRequest, PosthornError } from '../errors.ts';
-import type { StreamHub } from '../events/stream-hub.ts';
+import { readEvents } from '../db/functions.ts';
+import { type ErrorCode, invalidRequest, PosthornError } from '../errors.ts';
+import { MAX_AGENTS, type StreamHub } from '../events/stream-hub.ts';
 import { BASE_PATH } from '../operations/http-request.ts';
 import type { Services } from '../operations/operation.ts';
 import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
 import { SseOutlet, STREAM_HEADERS } from './sse-outlet.ts';
 
 const PATH = `${BASE_PATH}/events`;
-const MAX_AGENTS = 100;
+/** As the router takes it: a proxy may name us in front of it, and case does not count. */
+const TARGET = new RegExp(`^(https?://[^/?]+)?${PATH}/?(\\?|$)`, 'i');
 
 export interface EventStreamDoor {
   /** Whether a request is for a stream that may stay open for days. */
@@ -48,7 +49,7 @@ export function createEventStreamDoor({ pool }: Services, hub: StreamHub, log: L
   }
 
   return {
-    isStream: ({ method, url = '' }) => method === 'GET' && /^\/messaging\/v1\/events\/?(\?|$)/.test(url),
+    isStream: ({ method, url = '' }) => method === 'GET' && TARGET.test(url),
     open,
     async route(ctx) {
       if (ctx.method === 'OPTIONS') {
@@ -58,10 +59,15 @@ export function createEventStreamDoor({ pool }: Services, hub: StreamHub, log: L
       }
       if (ctx.method === 'GET') throw refusals.get(ctx.req) ?? new PosthornError('not_found');
       // what GET would say of the caller, without taking a slot
-      const { bearer } = readRequest(ctx.req);
-      await authenticate(pool, { credential: bearer.credential }).catch((error) => {
-        throw namedForDevice(error, bearer);
+      const { bearer, agentIds } = readRequest(ctx.req);
+      const asked = agentIds.length === 0 ? [null] : agentIds;
+      const [refusal] = await readEvents(pool, {
+        credentials: asked.map(() => bearer.credential),
+        agentIds: asked,
+        after: asked.map(() => 0),
+        limit: 0,
       });
+      if (refusal) throw namedForDevice(new PosthornError(refusal.problem as ErrorCode), bearer);
       ctx.set(STREAM_HEADERS);
       ctx.status = 200;
     },

@@ -10,14 +10,14 @@ import {
 import type { Context, Middleware } from 'koa';
 import type { Logger } from 'pino';
 import { agentStatus, authenticate } from '../db/functions.ts';
-import { PosthornError, toPosthornError } from '../errors.ts';
-import type { StreamHub } from '../events/stream-hub.ts';
+import { invalidRequest, PosthornError, toPosthornError } from '../errors.ts';
+import { MAX_AGENTS, type StreamHub } from '../events/stream-hub.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
 import { readJsonObject } from '../request/json-body.ts';
 import { inSpan } from '../tracing.ts';
-import { askFor, INBOX_RESOURCES, INBOX_TEMPLATES, inboxesOf, readInboxResource } from './inbox-resource.ts';
+import { agentsOf, askFor, INBOX_RESOURCES, INBOX_TEMPLATES, inboxesOf, readInboxResource } from './inbox-resource.ts';
 import { Subscription } from './subscription.ts';
 import { callTool, type ErrorBody, type ToolHost } from './tool-call.ts';
 import { INSTRUCTIONS, operationOf, SERVER_INFO, toolsFor } from './tools.ts';
@@ -55,12 +55,18 @@ export function createMcpEndpoint(services: Services, options: EndpointOptions):
   const handler = makeHandler();
 
   /** An event stream by another name: it takes a slot, and ends as those of the other door do. */
-  async function answerSubscription(exchange: Exchange, { uris, agentIds }: NonNullable<ReturnType<typeof inboxesOf>>) {
+  async function answerSubscription(exchange: Exchange, uris: string[]) {
     const { ctx, request, authInfo, parsedBody } = exchange;
     const { bearer } = authInfo.extra.caller;
     const subscription = new Subscription(ctx.res, uris);
     try {
       const { credential } = bearer;
+      const agentIds = await agentsOf(services, credential, uris);
+      if (new Set(agentIds).size > MAX_AGENTS)
+        throw invalidRequest(
+          ['notifications.resourceSubscriptions'],
+          `At most ${MAX_AGENTS} inboxes in one subscription.`,
+        );
       await options.hub.open({ credential, agentIds, lastEventId: undefined, outlet: subscription });
     } catch (error) {
       throw namedForDevice(error, bearer);
@@ -79,16 +85,15 @@ export function createMcpEndpoint(services: Services, options: EndpointOptions):
     }
     const caller = await identify(services, ctx);
     const parsedBody = await readJsonObject(ctx.req);
-    const gone = whenGone(ctx);
+    const signal = whenGone(ctx);
     const inboxes = inboxesOf(parsedBody);
-    // an event stream has no end of its own that a pod could wait for; those of inboxes are ended by the hub
-    const isEndless = parsedBody.method === 'subscriptions/listen' && !inboxes;
-    const signal = isEndless ? AbortSignal.any([gone, options.draining]) : gone;
     const headers = new Headers(Object.entries(ctx.headers) as [string, string][]);
     const request = new Request(new URL('/mcp', options.publicUrl()), { method: 'POST', headers, signal });
     const authInfo = { token: '', clientId: '', scopes: [], extra: { caller } };
-    if (inboxes) return await answerSubscription({ ctx, request, authInfo, parsedBody }, inboxes);
-    await respond(ctx, await handler.fetch(request, { authInfo, parsedBody }));
+    if (inboxes?.length) return await answerSubscription({ ctx, request, authInfo, parsedBody }, inboxes);
+    // a subscription that nothing is promised to ends at once: one that stayed would take no slot and hear of no end
+    const askedFor = inboxes ? askFor(parsedBody, []) : parsedBody;
+    await respond(ctx, await handler.fetch(request, { authInfo, parsedBody: askedFor }));
   };
 }
 

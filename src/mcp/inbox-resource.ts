@@ -33,12 +33,11 @@ function agentOf(uri: string): string | null | undefined {
  *
  * @throws ProtocolError if there is no such resource; refusals of the database
  */
-export async function readInboxResource({ pool }: Services, credential: Buffer, uri: string) {
+export async function readInboxResource(services: Services, credential: Buffer, uri: string) {
   const named = agentOf(uri);
   if (named === undefined) throw new ProtocolError(ProtocolErrorCode.InvalidParams, 'There is no such resource.');
-  const agentId = named ?? (await agentStatus(pool, { credential, agentId: null }))[0]!.agentId;
-  if (agentId === null) throw new PosthornError('agent_required');
-  const [inbox] = await inboxSnapshots(pool, { credential, agentIds: [agentId] });
+  const agentId = named ?? (await ownAgent(services, credential));
+  const [inbox] = await inboxSnapshots(services.pool, { credential, agentIds: [agentId] });
   const text = JSON.stringify({
     agent_id: agentId,
     pending_count: inbox!.pendingCount,
@@ -48,18 +47,38 @@ export async function readInboxResource({ pool }: Services, credential: Buffer, 
   return { contents: [{ uri, mimeType: 'application/json', text }] };
 }
 
-/** The address under which a subscriber knows the inbox of an agent. */
-export function addressOf(agentId: string, uris: string[]): string {
-  return uris.find((uri) => agentOf(uri) === agentId) ?? INBOX;
+async function ownAgent({ pool }: Services, credential: Buffer): Promise<string> {
+  const [status] = await agentStatus(pool, { credential, agentId: null });
+  if (!status!.enabled) throw new PosthornError('owner_suspended');
+  if (status!.agentId === null) throw new PosthornError('agent_required');
+  return status!.agentId;
 }
 
-/** What of a `subscriptions/listen` request is about inboxes; null where nothing is. */
-export function inboxesOf(body: Record<string, unknown>): { uris: string[]; agentIds: string[] } | null {
+/** The addresses under which a subscriber knows the inbox of an agent. */
+export function addressesOf(agentId: string, uris: string[]): string[] {
+  return uris.filter((uri) => {
+    const named = agentOf(uri);
+    return named === agentId || named === null; // who has one of its own hears of no other
+  });
+}
+
+/** The inboxes that a `subscriptions/listen` request names, once each; null of a request that names no resources. */
+export function inboxesOf(body: Record<string, unknown>): string[] | null {
   const params = body.params as { notifications?: { resourceSubscriptions?: unknown } } | undefined;
   const asked = params?.notifications?.resourceSubscriptions;
   if (body.method !== 'subscriptions/listen' || !Array.isArray(asked)) return null;
-  const uris = asked.filter((uri): uri is string => typeof uri === 'string' && agentOf(uri) !== undefined);
-  return uris.length === 0 ? null : { uris, agentIds: uris.flatMap((uri) => agentOf(uri) ?? []) };
+  return [...new Set(asked)].filter((uri) => typeof uri === 'string' && agentOf(uri) !== undefined);
+}
+
+/**
+ * The agents of these inboxes as a stream takes them: none for the one that the connection acts as.
+ *
+ * @throws PosthornError agent_required if that one is among others and there is none
+ */
+export async function agentsOf(services: Services, credential: Buffer, uris: string[]): Promise<string[]> {
+  const named = uris.flatMap((uri) => agentOf(uri) ?? []);
+  const isAmongOthers = named.length > 0 && uris.includes(INBOX);
+  return isAmongOthers ? [...named, await ownAgent(services, credential)] : named;
 }
 
 /** The same request, asking for these inboxes alone: the acknowledgement then promises what is kept. */

@@ -1,7 +1,7 @@
 import type { ServerResponse } from 'node:http';
 import { InMemoryServerEventBus } from '@modelcontextprotocol/server';
 import type { CloseReason, InboxSnapshot, Outlet } from '../events/stream-hub.ts';
-import { addressOf } from './inbox-resource.ts';
+import { addressesOf } from './inbox-resource.ts';
 
 /** What changes an inbox; receipts of what an agent sent do not. */
 const INBOX_KINDS = ['messaging.pending', 'proposal.decided'];
@@ -49,7 +49,7 @@ export class Subscription implements Outlet {
   reset(): void {}
 
   #note(agentId: string): void {
-    this.#unsaid.add(addressOf(agentId, this.#uris));
+    for (const uri of addressesOf(agentId, this.#uris)) this.#unsaid.add(uri);
     this.#say();
   }
 

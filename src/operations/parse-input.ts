@@ -1,3 +1,4 @@
+import type { z } from 'zod';
 import { invalidRequest } from '../errors.ts';
 import type { Operation } from './operation.ts';
 
@@ -12,11 +13,16 @@ export function parseInput(operation: Pick<Operation, 'input'>, value: unknown):
   const problems = parsed.error.issues.flatMap((issue) =>
     issue.code === 'unrecognized_keys'
       ? issue.keys.map((key) => ({ field: key, message: 'is not known here' }))
-      : [{ field: issue.path.join('.'), message: issue.message }],
+      : [{ field: issue.path.join('.'), message: sayProblem(issue) }],
   );
   const fields = [...new Set(problems.map(({ field }) => field))];
   throw invalidRequest(
     fields,
     problems.map(({ field, message }) => `${field || 'The request'}: ${message}`).join('; '),
   );
+}
+
+/** zod writes what is allowed as one long word, which no terminal can break. */
+function sayProblem(issue: z.core.$ZodIssue): string {
+  return issue.code === 'invalid_value' ? `must be one of ${issue.values.join(', ')}` : issue.message;
 }

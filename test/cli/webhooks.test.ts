@@ -1,11 +1,14 @@
+import { once } from 'node:events';
 import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Webhook } from 'standardwebhooks';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import type { Worker } from '../../src/worker.ts';
-import { ask } from '../helpers/answers.ts';
-import { runHere, type Settings, startProcess } from '../helpers/command-line.ts';
+import { ask, askApart } from '../helpers/answers.ts';
+import { runHere, type Settings, spawnCommand, startProcess } from '../helpers/command-line.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 import { startWebhookReceiver, type WebhookReceiver } from '../helpers/webhook-receiver.ts';
 
@@ -43,6 +46,10 @@ afterAll(async () => {
 
 const send = () => a.send({ recipient_agent_id: b.id, body: 'hello', idempotency_key: newKey() });
 
+test('a worker starts without a warning', () => {
+  expect(posthorn.log()).not.toMatch(/"level":[456]0/);
+});
+
 test('an agent sets, tests, looks, redelivers and removes', async () => {
   const set = ['webhook', 'set', receiver.url, '--event', 'messaging.pending', '--event', 'call.updated'];
   const registered = await ask(set, settings);
@@ -79,6 +86,9 @@ test('what is wrong is named', async () => {
     exit_code: 1,
   });
   expect(await refused(['set', receiver.url, '--event', 'mail'])).toMatchObject({ fields: ['events.0'] });
+  const { stderr } = await runHere(['webhook', 'set', receiver.url, '--event', 'mail'], settings);
+  expect(stderr).toMatch(/^invalid_request: events.0: must be one of messaging\.pending, /);
+  for (const line of stderr.split('\n')) expect(line.length).toBeLessThanOrEqual(80);
   expect(await refused(['set', receiver.url, '--grace-seconds', 'long'])).toMatchObject({ exit_code: 2 });
   expect(await refused(['set'])).toMatchObject({ exit_code: 2 });
   expect(await refused(['test'])).toMatchObject({ error: 'not_found', exit_code: 1 });
@@ -127,17 +137,76 @@ test('listen forwards events to a local address, signed, and goes on after its r
   await local.close();
 }, 20_000);
 
-test('listen says what is wrong', async () => {
-  const wrong = (args: string[], more: Settings = {}) => ask(['listen', ...args], { ...settings, ...more });
-  expect(await wrong(['localhost:3000'])).toMatchObject({ error: 'invalid_request', fields: ['target'] });
-  expect(await wrong(['http://localhost:3000', '--secret', 'mine'])).toMatchObject({ fields: ['secret'] });
-  expect(await wrong(['http://localhost:3000', '--event', 'mail'])).toMatchObject({ fields: ['event.0'] });
-  expect(await wrong(['http://localhost:3000'], { POSTHORN_TOKEN: 'phs_unknown' })).toMatchObject({
-    error: 'unauthorized',
-    exit_code: 1,
-  });
-  expect(await wrong(['http://localhost:3000'], { POSTHORN_URL: 'http://127.0.0.1:9' })).toMatchObject({
+/** A server that is not Posthorn; it hears of connections, and answers nothing by itself. */
+async function startOther(): Promise<{ server: Server; url: string; close(): Promise<unknown> }> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  return {
+    server,
+    url: `http://127.0.0.1:${port}`,
+    close() {
+      server.closeAllConnections();
+      return once(server.close(), 'close');
+    },
+  };
+}
+
+/** Presses Ctrl-C, and expects the end long before anything that it waits for gives up. */
+async function expectEndAtOnce(child: { kill(signal: NodeJS.Signals): boolean }, exited: Promise<unknown>) {
+  const since = performance.now();
+  child.kill('SIGINT');
+  expect(await exited).toEqual(0);
+  expect(performance.now() - since).toBeLessThan(5_000);
+}
+
+test('listen gives up on a server that never answers, and ends at Ctrl-C before', async () => {
+  const deaf = await startOther();
+  const asked = once(deaf.server, 'request');
+  const child = spawnCommand(['listen', receiver.url], { ...settings, POSTHORN_URL: deaf.url });
+  const exited = once(child, 'exit').then(([code]) => code);
+  await asked;
+  await expectEndAtOnce(child, exited);
+  expect(await askApart(['listen', receiver.url], { ...settings, POSTHORN_URL: deaf.url })).toMatchObject({
     error: 'unreachable',
     exit_code: 3,
   });
+  await deaf.close();
+}, 30_000);
+
+test('listen ends at Ctrl-C while its target is slow', async () => {
+  const slow = await startOther();
+  const asked = once(slow.server, 'request');
+  const listener = await startProcess(['listen', slow.url], settings);
+  await send();
+  await asked;
+  await expectEndAtOnce(listener.child, listener.exited);
+  await slow.close();
+}, 20_000);
+
+test('listen takes no web page for a stream', async () => {
+  const page = await startOther();
+  page.server.on('request', (_, response) => response.writeHead(200, { 'content-type': 'text/html' }).end('<p>'));
+  expect(await askApart(['listen', receiver.url], { ...settings, POSTHORN_URL: page.url })).toMatchObject({
+    error: 'unreachable',
+    message: expect.stringContaining('not as Posthorn does'),
+  });
+  await page.close();
 });
+
+test('listen says what is wrong', async () => {
+  const wrong = (args: string[]) => ask(['listen', ...args], settings);
+  // once it runs it takes over its process
+  const wrongApart = (more: Settings) => askApart(['listen', 'http://localhost:3000'], { ...settings, ...more });
+  expect(await wrong(['localhost:3000'])).toMatchObject({ error: 'invalid_request', fields: ['target'] });
+  expect(await wrong(['http://localhost:3000', '--secret', 'mine'])).toMatchObject({ fields: ['secret'] });
+  expect(await wrong(['http://localhost:3000', '--event', 'mail'])).toMatchObject({ fields: ['event.0'] });
+  expect(await wrongApart({ POSTHORN_TOKEN: 'phs_unknown' })).toMatchObject({
+    error: 'unauthorized',
+    exit_code: 1,
+  });
+  expect(await wrongApart({ POSTHORN_URL: 'http://127.0.0.1:9' })).toMatchObject({
+    error: 'unreachable',
+    exit_code: 3,
+  });
+}, 20_000);

@@ -1,9 +1,18 @@
+import { once } from 'node:events';
+import { type IncomingMessage, request } from 'node:http';
 import pg from 'pg';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
-import { hashCredential } from '../../src/crypto/credentials.ts';
+import { hashCredential, makeCredential } from '../../src/crypto/credentials.ts';
 import { deleteAccount, readEvents, revokeAgent, revokeConnection, rotateConnection } from '../../src/db/functions.ts';
 import { openStream, type StreamEvent, type TestStream } from '../helpers/event-stream.ts';
-import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
+import {
+  callHttp,
+  newKey,
+  startPosthorn,
+  type TestAgent,
+  type TestOwner,
+  type TestPosthorn,
+} from '../helpers/posthorn.ts';
 
 let posthorn: TestPosthorn;
 let owner: TestOwner;
@@ -56,6 +65,8 @@ test('a stream begins with a snapshot and then tells of mail sent through any po
     'content-type': 'text/event-stream; charset=utf-8',
     'x-accel-buffering': 'no',
     'cache-control': 'no-store, no-transform',
+    'x-content-type-options': 'nosniff',
+    connection: 'close',
   });
   expect(reader.headers['content-encoding']).toBeUndefined();
   const [snapshot] = await reader.until((events) => events.length > 0);
@@ -159,6 +170,35 @@ test('several agents of a connection on one stream', async () => {
   expect(rest[0]!.data.message_ids).toEqual(events[1]!.data.message_ids);
 });
 
+/** A credential of its own for an agent, which acts as that one alone. */
+async function childOf({ id, connectionId }: TestAgent): Promise<string> {
+  const { token, hash } = makeCredential('child');
+  await admin(
+    `insert into posthorn.connections (owner_id, kind, label, credential_hash, scopes, parent_connection_id, agent_id, created_at)
+     select owner_id, 'child', 'child', $1, '{messaging}', connection_id, $2, now() from posthorn.connections where connection_id = $3`,
+    [hash, id, connectionId],
+  );
+  return token;
+}
+
+test('a connection that acts as one agent names none, and resumes its stream all the same', async () => {
+  const [a, b] = await pair();
+  const token = await childOf(b);
+  const openOwn = async (pod: number, last?: string) => {
+    const opened = await openStream(posthorn.pods[pod]!.url, token, '/messaging/v1/events', last);
+    open.push(opened);
+    return opened;
+  };
+  const first = await openOwn(0);
+  const sent = [await a.send(say(b)), await a.send(say(b))];
+  const events = await first.until((all) => pending(all).length === 2);
+  const again = await openOwn(1, events[1]!.id);
+  const rest = await again.until((all) => all.length === 1);
+  expect(rest[0]).toMatchObject({ event: 'messaging.pending', data: { message_ids: [sent[1]!.body.id] } });
+  await first.ended;
+  expect(first.events.at(-1)).toMatchObject({ event: 'stream.closing', data: { reason: 'replaced' } });
+});
+
 describe('ends within a second, and says why, when', () => {
   /** From the moment when what ends it was committed. */
   async function expectEnd(reader: TestStream, reason: string): Promise<void> {
@@ -203,6 +243,24 @@ describe('ends within a second, and says why, when', () => {
     const next = await stream(b, { pod: 1, last: snapshot!.id! });
     expect(next.status).toBe(200);
     await expectEnd(reader, 'replaced');
+  });
+
+  test('it is succeeded by a stream with more agents', async () => {
+    const { token, connectionId } = await owner.token();
+    const ids: string[] = [];
+    for (const installation of ['one', 'two']) {
+      const body = { label: installation, runtime: 'other', installation };
+      ids.push((await callHttp(posthorn.pods[0]!.url, token, 'POST', '/messaging/v1/agents', body)).body.id);
+    }
+    const agent = { id: ids[0]!, token, connectionId } as TestAgent;
+    const reader = await stream(agent);
+    const [snapshot] = await reader.until((events) => events.length > 0);
+    const next = await stream(agent, { pod: 1, last: snapshot!.id!, query: `&agent_id=${ids[1]}` });
+    await expectEnd(reader, 'replaced');
+    expect((await next.until((events) => events.length === 2)).map(({ event }) => event)).toEqual([
+      'reset',
+      'snapshot',
+    ]);
   });
 
   test('its owner is suspended', async () => {
@@ -377,8 +435,39 @@ test('HEAD says what GET would and takes no slot; OPTIONS names the methods', as
     expect([head.status, head.headers.get('content-type')]).toEqual([200, 'text/event-stream; charset=utf-8']);
   }
   expect((await ask('HEAD', 'phs_unknown')).status).toBe(401);
+  const [other] = await pair();
+  for (const query of ['', `?agent_id=${other.id}`, `?agent_id=${b.id}&agent_id=${other.id}`, `?agent_id=x`]) {
+    const answers = ['HEAD', 'GET'].map(async (method) => {
+      const address = `${posthorn.pods[0]!.url}/messaging/v1/events${query}`;
+      return (await fetch(address, { method, headers: { authorization: `Bearer ${b.token}` } })).status;
+    });
+    const [head, get] = await Promise.all(answers);
+    expect(head).toBe(get);
+    expect(get).toBeGreaterThanOrEqual(400);
+  }
   const options = await fetch(url, { method: 'OPTIONS' });
   expect([options.status, options.headers.get('allow')]).toEqual([204, 'GET, HEAD, OPTIONS']);
   expect((await ask('POST', b.token)).status).toBe(404);
   expect((await stream(b)).status).toBe(200);
+});
+
+test('a target with the host in front of the path, as proxies send it, is a stream too', async () => {
+  const [, b] = await pair();
+  const { hostname, port, href } = new URL(`${posthorn.pods[0]!.url}/messaging/v1/events?agent_id=${b.id}`);
+  const asked = request({ hostname, port, path: href, headers: { authorization: `Bearer ${b.token}` }, agent: false });
+  asked.end();
+  const [response] = (await once(asked, 'response')) as [IncomingMessage];
+  expect([response.statusCode, response.headers['content-type']]).toEqual([200, 'text/event-stream; charset=utf-8']);
+  asked.on('error', () => {}).destroy();
+});
+
+test('opening a stream counts as a use of the credential', async () => {
+  const [, b] = await pair();
+  const token = await childOf(b);
+  open.push(await openStream(posthorn.pods[1]!.url, token, '/messaging/v1/events'));
+  await posthorn.pods.pop()!.close(); // which writes down what was used
+  const { rows } = await admin('select last_used_at from posthorn.connections where credential_hash = $1', [
+    hashCredential(token),
+  ]);
+  expect(rows[0].last_used_at).toBeInstanceOf(Date);
 });

@@ -1,5 +1,5 @@
 // The command line as people and supervisors run it: real processes, real signals, whole answers.
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
@@ -36,13 +36,18 @@ function environment(settings: Settings): NodeJS.ProcessEnv {
   return { ...Object.fromEntries(others), HOME: home, XDG_CONFIG_HOME: home, XDG_DATA_HOME: home, ...settings };
 }
 
+/** Starts a command, whatever becomes of it. */
+export function spawnCommand(args: string[], settings: Settings = {}): ChildProcessWithoutNullStreams {
+  return spawn(process.execPath, [MAIN, ...args], { env: environment(settings) });
+}
+
 /** Runs a command to its end. */
 export async function runCommand(
   args: string[],
   settings: Settings = {},
   stdin?: string | Uint8Array,
 ): Promise<Result> {
-  const child = spawn(process.execPath, [MAIN, ...args], { env: environment(settings) });
+  const child = spawnCommand(args, settings);
   child.stdin.end(stdin);
   const [stdout, stderr, [code]] = await Promise.all([
     buffer(child.stdout),
@@ -90,7 +95,7 @@ export interface ServerProcess {
 
 /** Starts a command that serves, and resolves at its ready line. Stop it by a signal to `child`. */
 export async function startProcess(args: string[], settings: Settings): Promise<ServerProcess> {
-  const child = spawn(process.execPath, [MAIN, ...args, '--json'], { env: environment(settings) });
+  const child = spawnCommand([...args, '--json'], settings);
   let stdout = '';
   let stderr = '';
   watchLog(() => stderr);

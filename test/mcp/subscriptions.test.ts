@@ -1,5 +1,7 @@
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { makeCredential } from '../../src/crypto/credentials.ts';
+import { makeId } from '../../src/crypto/ids.ts';
 import { revokeConnection } from '../../src/db/functions.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 
@@ -17,7 +19,7 @@ beforeAll(async () => {
 });
 afterAll(() => posthorn.close());
 
-async function connect(agent: TestAgent, pod = 0) {
+async function connect(agent: { token: string }, pod = 0) {
   const client = new Client({ name: 'posthorn-test', version: '1' }, { versionNegotiation: { mode: 'auto' } });
   const transport = new StreamableHTTPClientTransport(new URL(`${posthorn.pods[pod]!.url}/mcp`), {
     requestInit: { headers: { authorization: `Bearer ${agent.token}` } },
@@ -63,13 +65,55 @@ test('an inbox is a resource that tells of mail and can be read', async () => {
   expect((await client.listResources()).resources.map((resource) => resource.uri)).toEqual(['posthorn://inbox']);
   await subscription.close();
   await client.close();
-  await expect.poll(async () => (await posthorn.database.admin.query('select from posthorn.streams')).rowCount).toBe(0);
+  await expect.poll(streamCount).toBe(0);
 
   // whoever comes back is told that mail waits
   const again = await connect(b, 1);
   await again.client.listen({ resourceSubscriptions: [uri] });
   expect(await again.heard(1)).toEqual([uri]);
   await again.client.close();
+});
+
+const streamCount = async () => (await posthorn.database.admin.query('select from posthorn.streams')).rowCount;
+
+test('a subscription that names no inbox is promised nothing and ends at once', async () => {
+  const { client } = await connect(b);
+  for (const uri of ['x', '', `${inboxOf(b)}/`, 'posthorn://inbox/']) {
+    const subscription = await client.listen({ resourceSubscriptions: [uri] });
+    expect(subscription.honoredFilter).toEqual({});
+    expect(await subscription.closed).toBe('graceful');
+  }
+  await client.close();
+  expect(await streamCount()).toBe(0);
+});
+
+test('every address by which an inbox was named is told', async () => {
+  const agent = await owner.agent('d');
+  const child = makeCredential('child');
+  await posthorn.database.admin.query(
+    `insert into posthorn.connections (owner_id, kind, label, credential_hash, scopes, parent_connection_id, agent_id, created_at)
+     select owner_id, 'child', 'child', $1, '{messaging}', connection_id, $2, now() from posthorn.connections where connection_id = $3`,
+    [child.hash, agent.id, agent.connectionId],
+  );
+  await owner.group([a, agent]);
+  const uris = ['posthorn://inbox', inboxOf(agent), inboxOf({ ...agent, id: agent.id.toUpperCase() })];
+  const { client, heard } = await connect(child);
+  const subscription = await client.listen({ resourceSubscriptions: uris });
+  expect(subscription.honoredFilter).toEqual({ resourceSubscriptions: uris });
+  await a.send({ recipient_agent_id: agent.id, body: 'words', idempotency_key: newKey() });
+  expect([...(await heard(3))].sort()).toEqual([...uris].sort());
+  await client.close();
+  // its parent acts as no one agent, so that an inbox of its own is not promised
+  const parent = await connect(agent);
+  await expect(parent.client.listen({ resourceSubscriptions: uris })).rejects.toThrow(/agent_required/);
+  await parent.client.close();
+});
+
+test('more inboxes than a stream has agents are refused by name', async () => {
+  const { client } = await connect(b);
+  const uris = Array.from({ length: 101 }, () => `posthorn://inbox/${makeId()}`);
+  await expect(client.listen({ resourceSubscriptions: uris })).rejects.toThrow(/notifications\.resourceSubscriptions/);
+  await client.close();
 });
 
 test("another agent's inbox can be neither heard nor read", async () => {
