@@ -8,6 +8,7 @@ create role posthorn_jobs login;
 create role posthorn_ops login;
 create role posthorn_owner nologin;
 create role posthorn_prover nologin;
+create role posthorn_queue nologin;
 
 create schema ops authorization posthorn_engine;
 create schema posthorn authorization posthorn_owner;

@@ -89,6 +89,8 @@ begin
        where t.kind = 'access'
          and t.expires_at > v_now);
   end if;
+  -- what this transaction runs later need not find them
+  perform set_config('posthorn.presented', '{}', true);
   select coalesce(array_agg(distinct p.owner_id), '{}'), (select s.started_at = pg_postmaster_start_time() from posthorn.server s)
     into v_owners, v_is_same_server
     from unnest(v_proven) p;

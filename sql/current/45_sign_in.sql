@@ -27,6 +27,7 @@ begin
     join posthorn.owners o on o.owner_id = l.owner_id and o.deleted_at is null
    where l.link_hash = p_link_hash
      and l.expires_at > posthorn_impl.clock();
+  perform set_config('posthorn.presented', '{}', true);
   perform posthorn_impl.admit_owners(array_remove(array[v_owner_id], null));
   return v_owner_id;
 end $$;

@@ -39,6 +39,7 @@ begin
     from posthorn.grant_tokens t
     join posthorn.owners o on o.owner_id = t.owner_id and o.deleted_at is null
    where t.token_hash = p_token_hash;
+  perform set_config('posthorn.presented', '{}', true);
   perform posthorn_impl.admit_owners(array_remove(array[v_token.owner_id], null));
   if v_token.owner_id is not null then
     return query select v_token.owner_id, v_token.connection_id, v_token.kind, v_token.connection_kind, v_token.consumed_at, v_token.expires_at;

@@ -7,19 +7,16 @@ set local role posthorn_engine;
 grant create on schema posthorn_impl to posthorn_enqueuer;
 grant usage on schema posthorn_impl to posthorn_enqueuer;
 
-set local role posthorn_jobs;
+set local role posthorn_queue;
 grant usage on schema graphile_worker to posthorn_enqueuer;
 grant select, insert, update on graphile_worker._private_jobs to posthorn_enqueuer;
 grant select, insert on graphile_worker._private_tasks, graphile_worker._private_job_queues to posthorn_enqueuer;
-drop policy if exists select_enqueuer on graphile_worker._private_jobs;
-drop policy if exists insert_enqueuer on graphile_worker._private_jobs;
-drop policy if exists update_enqueuer on graphile_worker._private_jobs;
-drop policy if exists select_enqueuer on graphile_worker._private_tasks;
-drop policy if exists insert_enqueuer on graphile_worker._private_tasks;
-drop policy if exists select_enqueuer on graphile_worker._private_job_queues;
 create policy select_enqueuer on graphile_worker._private_jobs for select to posthorn_enqueuer using (true);
-create policy insert_enqueuer on graphile_worker._private_jobs for insert to posthorn_enqueuer with check (key like 'webhook:%');
-create policy update_enqueuer on graphile_worker._private_jobs for update to posthorn_enqueuer using (key like 'webhook:%') with check (true);
+create policy insert_enqueuer on graphile_worker._private_jobs for insert to posthorn_enqueuer
+  with check (key like 'webhook:%' and task_id = (select t.id from graphile_worker._private_tasks t where t.identifier = 'webhook__deliver'));
+-- add_jobs takes the key from a job that runs
+create policy update_enqueuer on graphile_worker._private_jobs for update to posthorn_enqueuer using (key like 'webhook:%')
+  with check ((key is null or key like 'webhook:%') and task_id = (select t.id from graphile_worker._private_tasks t where t.identifier = 'webhook__deliver'));
 create policy select_enqueuer on graphile_worker._private_tasks for select to posthorn_enqueuer using (true);
 create policy insert_enqueuer on graphile_worker._private_tasks for insert to posthorn_enqueuer with check (identifier = 'webhook__deliver');
 create policy select_enqueuer on graphile_worker._private_job_queues for select to posthorn_enqueuer using (true);

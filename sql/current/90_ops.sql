@@ -1,6 +1,6 @@
 -- What operators read. Every view runs with the rights of the reader (posthorn_ops), whose column
 -- grants leave out labels, bodies and credentials.
-set local role posthorn_jobs;
+set local role posthorn_queue;
 grant usage on schema graphile_worker to posthorn_engine, posthorn_ops, posthorn_admin;
 grant select (id, task_identifier, run_at, attempts, max_attempts, locked_at, locked_by, created_at, updated_at) on graphile_worker.jobs to posthorn_ops, posthorn_admin;
 
@@ -304,9 +304,7 @@ end $$;
 comment on function ops.requeue_jobs(text) is 'Lets jobs run again that failed for good, of one task or of all; answers how many.';
 grant execute on function ops.requeue_jobs(text) to posthorn_admin;
 
-set local role posthorn_jobs;
-drop policy if exists select_all on graphile_worker._private_jobs;
-drop policy if exists requeue_failed on graphile_worker._private_jobs;
+set local role posthorn_queue;
 create policy select_all on graphile_worker._private_jobs for select to posthorn_admin using (true);
 create policy requeue_failed on graphile_worker._private_jobs for update to posthorn_admin using (locked_at is null and attempts >= max_attempts) with check (true);
 grant select, update (run_at, priority, attempts, max_attempts, updated_at) on graphile_worker._private_jobs to posthorn_admin;

@@ -12,14 +12,16 @@ import { createPool, type Queryable } from './pool.ts';
 /** Schemas that hold code and no data: dropped and made anew by a rebuild of current/. */
 const CODE_SCHEMAS = ['posthorn_api', 'posthorn_impl', 'ops'];
 
-/** The data schema, whose policies and grants are part of current/. */
 const DATA_SCHEMA = 'posthorn';
+
+/** graphile-worker makes its own tables; policies and grants on them, as on ours, are part of current/. */
+const QUEUE_SCHEMA = 'graphile_worker';
 
 /** Who may read the ledger, to learn whether the schema is the one that a build needs. */
 const LEDGER_READERS = ['posthorn_app', 'posthorn_jobs'];
 
-/** Who owns and runs graphile-worker's schema. A migration of ours makes the role. */
-const WORKER_ROLE = 'posthorn_jobs';
+/** Who owns that schema and never logs in: workers must not. A migration of ours makes the role. */
+const QUEUE_ROLE = 'posthorn_queue';
 
 /** One per database; any number that nobody else uses will do. */
 const MIGRATION_LOCK = 7_661_674_678;
@@ -108,8 +110,8 @@ export async function migrate(options: {
       );
       return { applied, rebuilt: false };
     }
-    await migrateWorker(client, url);
-    const rebuilt = ledger.hashes.at(-1) !== files.currentHash;
+    const isNewQueue = await migrateQueue(client, url);
+    const rebuilt = isNewQueue || ledger.hashes.at(-1) !== files.currentHash;
     if (rebuilt) await rebuildCurrent(client, files, log);
     if (applied.length > 0 || rebuilt) await analyzeTables(client, log);
     return { applied, rebuilt };
@@ -297,27 +299,36 @@ async function applyMigration(client: pg.Client, migration: Migration, log: (lin
 }
 
 /**
- * Installs or upgrades graphile-worker's schema, before current/, which grants its functions to ours. It belongs to
- * posthorn_jobs, so that workers need no more rights than that role has, which may create schemas only meanwhile.
+ * Installs or upgrades graphile-worker's schema, before current/, which says who may do what there. Workers find nothing
+ * left to do when they start, so that they need own nothing. The owner may create schemas only meanwhile.
+ *
+ * @returns whether anything has changed
  */
-async function migrateWorker(client: pg.Client, url: string): Promise<void> {
+async function migrateQueue(client: pg.Client, url: string): Promise<boolean> {
   const { rows } = await client.query(`
     select
-      to_regrole('${WORKER_ROLE}') is not null as "hasRole",
-      to_regnamespace('graphile_worker') is null as "isMissing",
+      to_regrole('${QUEUE_ROLE}') is not null as "hasRole",
+      to_regnamespace('${QUEUE_SCHEMA}') is null as "isMissing",
       quote_ident(current_database()) as database`);
   const { hasRole, isMissing, database } = rows[0];
-  if (!hasRole) return;
-  if (isMissing) await client.query(`grant create on database ${database} to ${WORKER_ROLE}`);
-  const pool = createPool({ url, role: WORKER_ROLE, max: 2 });
+  if (!hasRole) return false;
+  const before = isMissing ? null : await queueVersion(client);
+  if (isMissing) await client.query(`grant create on database ${database} to ${QUEUE_ROLE}`);
+  const pool = createPool({ url, role: QUEUE_ROLE, max: 2 });
   try {
     const utils = await makeWorkerUtils({ pgPool: pool, logger: new Logger(() => () => {}) });
     await utils.migrate();
     await utils.release();
   } finally {
     await pool.end();
-    if (isMissing) await client.query(`revoke create on database ${database} from ${WORKER_ROLE}`);
+    if (isMissing) await client.query(`revoke create on database ${database} from ${QUEUE_ROLE}`);
   }
+  return (await queueVersion(client)) !== before;
+}
+
+async function queueVersion(client: pg.Client): Promise<number> {
+  const { rows } = await client.query(`select max(id) as version from ${QUEUE_SCHEMA}.migrations`);
+  return rows[0].version;
 }
 
 async function rebuildCurrent(client: pg.Client, files: SqlFiles, log: (line: string) => void): Promise<void> {
@@ -352,7 +363,7 @@ async function dropPoliciesAndGrants(client: pg.Client): Promise<void> {
         select format('drop policy %I on %s', p.polname, p.polrelid::regclass)
         from pg_catalog.pg_policy p
         join pg_catalog.pg_class c on c.oid = p.polrelid
-        where c.relnamespace = to_regnamespace('${DATA_SCHEMA}')
+        where c.relnamespace = any (array[to_regnamespace('${DATA_SCHEMA}'), to_regnamespace('${QUEUE_SCHEMA}')])
         union all
         select distinct format('revoke all on %s from %I', c.oid::regclass, r.rolname)
         from pg_catalog.pg_class c
@@ -363,7 +374,7 @@ async function dropPoliciesAndGrants(client: pg.Client): Promise<void> {
         ) acls
         cross join lateral aclexplode(acls.acl) granted
         join pg_catalog.pg_roles r on r.oid = granted.grantee
-        where c.relnamespace = to_regnamespace('${DATA_SCHEMA}')
+        where c.relnamespace = any (array[to_regnamespace('${DATA_SCHEMA}'), to_regnamespace('${QUEUE_SCHEMA}')])
           and c.relkind in ('r', 'p', 'v', 'm')
           and granted.grantee <> c.relowner
           and r.rolname like 'posthorn\\_%'

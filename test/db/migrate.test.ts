@@ -1,9 +1,11 @@
+import { randomBytes } from 'node:crypto';
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { afterAll, beforeEach, expect, test } from 'vitest';
 import { migrate, readSqlFiles, SchemaTooNewError, schemaState } from '../../src/db/migrate.ts';
 import { withClient } from '../../src/db/pool.ts';
+import { packageRoot } from '../../src/package-root.ts';
 import { createTestDatabase, type TestDatabase } from '../helpers/database.ts';
 
 const folders: string[] = [];
@@ -194,12 +196,47 @@ test('pods can tell where the schema is', async () => {
   expect(await state(first)).toBe('ahead');
 });
 
-test('the worker schema belongs to the workers, who may make no other', async () => {
+test('the queue belongs to a role of its own, which may make no other schema', async () => {
   await run(await sqlFolder(BASE));
-  const { rows } = await database.admin.query(`
-    select nspowner::regrole::text as owner, has_database_privilege('posthorn_jobs', current_database(), 'create') as "mayCreate"
-    from pg_catalog.pg_namespace where nspname = 'graphile_worker'`);
-  expect(rows).toEqual([{ owner: 'posthorn_jobs', mayCreate: false }]);
+  expect(await queueOwners()).toEqual(['posthorn_queue']);
+  const { rows } = await database.admin.query(
+    `select has_database_privilege('posthorn_queue', current_database(), 'create') as "mayCreate"`,
+  );
+  expect(rows).toEqual([{ mayCreate: false }]);
+});
+
+test('a queue that is new to current/ is granted anew', async () => {
+  const sqlDirectory = await sqlFolder(BASE);
+  await run(sqlDirectory);
+  await database.admin.query('drop schema graphile_worker cascade');
+  expect(await run(sqlDirectory)).toEqual({ applied: [], rebuilt: true });
+  expect(await run(sqlDirectory)).toEqual({ applied: [], rebuilt: false });
+});
+
+test('a login that is no superuser takes an older queue from the workers', async () => {
+  const login = `migrator_${randomBytes(4).toString('hex')}`;
+  const url = Object.assign(new URL(database.url), { username: login, password: login }).toString();
+  const sqlDirectory = join(packageRoot, 'sql');
+  const { rows } = await database.admin.query(
+    `select current_database() as name, current_user as admin, string_agg(rolname, ', ') as roles from pg_catalog.pg_roles where rolname like 'posthorn\\_%'`,
+  );
+  const [{ name, admin, roles }] = rows;
+  await database.admin.query(`create role ${login} login createrole password '${login}'`);
+  await database.admin.query(`grant ${roles} to ${login} with admin option; alter database ${name} owner to ${login}`);
+  try {
+    await migrate({ url, sqlDirectory, log: () => {} });
+    expect(await queueOwners()).toEqual(['posthorn_queue']);
+    await database.admin.query(`
+      reassign owned by posthorn_queue to posthorn_jobs;
+      delete from posthorn_migrations.applied where name = '1310_queue.sql';
+      insert into posthorn_migrations.current (hash) values ('\\x00')`);
+    expect(await queueOwners()).toEqual(['posthorn_jobs']);
+    expect(await migrate({ url, sqlDirectory, log: () => {} })).toEqual({ applied: ['1310_queue.sql'], rebuilt: true });
+    expect(await queueOwners()).toEqual(['posthorn_queue']);
+    await database.as('posthorn_jobs').query(`select graphile_worker.add_job('messages__expire')`);
+  } finally {
+    await database.admin.query(`reassign owned by ${login} to ${admin}; drop owned by ${login}; drop role ${login}`);
+  }
 });
 
 test('files with other names or markers are refused', async () => {
@@ -235,6 +272,19 @@ async function oidOf(signature: string): Promise<number | null> {
 async function appliedNames(): Promise<string[]> {
   const { rows } = await database.admin.query('select name from posthorn_migrations.applied order by id');
   return rows.map(({ name }) => name);
+}
+
+/** Who owns the schema of the queue or anything in it. */
+async function queueOwners(): Promise<string[]> {
+  const { rows } = await database.admin.query(`
+    select nspowner::regrole::text as owner from pg_catalog.pg_namespace where nspname = 'graphile_worker'
+    union
+    select relowner::regrole::text from pg_catalog.pg_class where relnamespace = 'graphile_worker'::regnamespace
+    union
+    select typowner::regrole::text from pg_catalog.pg_type where typnamespace = 'graphile_worker'::regnamespace
+    union
+    select proowner::regrole::text from pg_catalog.pg_proc where pronamespace = 'graphile_worker'::regnamespace`);
+  return rows.map(({ owner }) => owner);
 }
 
 async function accessFacts(): Promise<unknown> {

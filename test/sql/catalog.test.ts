@@ -11,7 +11,7 @@ import { createTestDatabase } from '../helpers/database.ts';
 const database = await createTestDatabase({ isEmpty: true });
 await migrate({ url: database.url, sqlDirectory: join(packageRoot, 'sql'), log: () => {} });
 
-const ROLES = ['admin', 'app', 'engine', 'enqueuer', 'jobs', 'ops', 'owner', 'prover'].map(
+const ROLES = ['admin', 'app', 'engine', 'enqueuer', 'jobs', 'ops', 'owner', 'prover', 'queue'].map(
   (name) => `posthorn_${name}`,
 );
 const CODE_SCHEMAS = ['ops', 'posthorn_api', 'posthorn_impl'];
@@ -218,6 +218,25 @@ describe('row level security', () => {
 });
 
 describe('ownership and rights', () => {
+  // Before PostgreSQL 18 a deferred trigger runs at commit as the outer role: one put there by a worker ran as the pod.
+  test('those who log in own nothing, create nothing and put triggers nowhere', async () => {
+    const found = await column(
+      `with logins as (select oid, rolname from pg_roles where rolname = any ('{posthorn_app,posthorn_jobs,posthorn_ops,posthorn_admin,posthorn_enqueuer}'))
+       select concat_ws(' ', l.rolname, 'owns', d.classid::regclass, d.objid) from logins l
+         join pg_shdepend d on d.refclassid = 'pg_authid'::regclass and d.refobjid = l.oid and d.deptype = 'o'
+          and d.dbid = (select oid from pg_database where datname = current_database())
+        where d.classid <> 'pg_proc'::regclass or l.rolname <> 'posthorn_enqueuer'
+       union all
+       select concat_ws(' ', l.rolname, 'creates in', n.nspname) from logins l, pg_namespace n where has_schema_privilege(l.oid, n.oid, 'create')
+       union all
+       select concat_ws(' ', l.rolname, 'creates schemas') from logins l where has_database_privilege(l.oid, current_database(), 'create, temporary')
+       union all
+       select concat_ws(' ', l.rolname, 'has triggers on', c.oid::regclass) from logins l, pg_class c
+        where c.relkind in ('r', 'p', 'v', 'm', 'f') and has_table_privilege(l.oid, c.oid, 'trigger')`,
+    );
+    expect(found).toEqual([]);
+  });
+
   test('tables belong to posthorn_owner, the key that signs proofs to the prover, views to the engine', async () => {
     const found = await column(
       `select distinct concat_ws(' ', c.relnamespace::regnamespace, c.relkind, pg_get_userbyid(c.relowner)) from pg_class c
