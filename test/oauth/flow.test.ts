@@ -121,7 +121,7 @@ describe('a connection', () => {
     const flow = beginHere((await register(first)).body.client_id);
     await browser.submit(await browser.open('/owner')); // signs out
     const page = await browser.open(flow.url);
-    expect(page.text).toContain('You come back here afterwards');
+    expect(page.text).toContain('You come back to this page afterwards');
     const back = await (async () => {
       const { makeSignInUrl } = await import('../../src/sign-in-link.ts');
       const link = await owner.act((db, credential) => makeSignInUrl(db, publicUrl, credential));
