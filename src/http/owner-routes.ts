@@ -7,6 +7,7 @@ import { withClient } from '../db/pool.ts';
 import { PosthornError } from '../errors.ts';
 import type { Services } from '../operations/operation.ts';
 import { OWNER_OPERATIONS } from '../operations/owner.ts';
+import { readBearer } from '../request/bearer.ts';
 import { readSession, requireOwnSite } from '../request/session.ts';
 import { operationRoute, type Presented } from './operation-route.ts';
 
@@ -17,7 +18,8 @@ export function ownerRoutes(services: Services, draining: AbortSignal): Middlewa
   const router = new Router();
   const presentedSession: Presented = (ctx) => {
     const session = readSession(ctx, services.publicUrl);
-    if (!session) throw new PosthornError('unauthorized');
+    // whatever a token stands for, it is no person at a browser
+    if (!session) throw new PosthornError(readBearer(ctx.req) ? 'person_required' : 'unauthorized');
     return { credential: session.credential, explain: (thrown) => thrown };
   };
 
