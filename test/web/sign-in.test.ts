@@ -168,7 +168,7 @@ describe('a session', () => {
     expect((await callHttp(first, token, 'GET', '/messaging/v1/status')).body).toMatchObject({
       error: 'scope_required',
     });
-    expect((await callHttp(first, token, 'GET', '/owner/v1/settings')).status).toBe(401); // not as a bearer token
+    expect((await callHttp(first, token, 'GET', '/owner/v1/settings')).status).toBe(403); // not as a bearer token
     const { token: service } = await owner.token();
     const browser = createBrowser(first);
     browser.cookies.set(`posthorn_session_${new URL(first).port}`, { value: service, path: '/' });
