@@ -81,7 +81,7 @@ test('a worker without a key ring says so, leaves webhooks to others, and delive
     POSTHORN_WEBHOOK_ALLOW: '127.0.0.1',
   });
   workers.push(worker);
-  expect(worker.stderr()).toContain('delivers no webhooks');
+  await expect.poll(worker.stderr).toContain('delivers no webhooks');
   const other = await posthorn.worker();
   const attempts = async () =>
     (await agent.call('GET', `/webhook/deliveries?agent_id=${agent.id}`)).body.deliveries[0].attempts;
