@@ -150,7 +150,11 @@ test('a retry keeps the delivery’s id and signs a fresh time', async () => {
   await eventually(() => failuresOf(b)).toBe(1);
   receiver.answer(200);
   await clock('30 seconds');
-  await look();
+  // a look that is under way may put its job back behind the time that ours gave it
+  await eventually(async () => {
+    await look();
+    return receiver.received.length;
+  }).toBe(2);
   const [, second] = await receiver.until(2);
   expect(second!.headers['webhook-id']).toBe(first!.headers['webhook-id']);
   new Webhook(secret).verify(second!.body, second!.headers as Record<string, string>);
