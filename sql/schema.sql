@@ -1474,6 +1474,8 @@ create function posthorn_impl.kept_since(p_limit text) returns timestamp with ti
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.limit_value(p_name text) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_endpoints(p_webhook_ids uuid[], p_lease_ids uuid[]) returns posthorn_impl.endpoint[]
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups(p_owner_id integer, p_group_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_groups_of(p_owner_id integer, p_agent_ids uuid[]) returns uuid[]
@@ -1539,6 +1541,8 @@ create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act tex
 create function posthorn_impl.refuse(p_code text, p_detail jsonb DEFAULT '{}'::jsonb) returns void
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.release_held(p_owner_id integer, p_proposal_id uuid, p_group_id uuid, p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.require_active(p_webhook posthorn.webhooks) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.require_live_caller(p_caller posthorn_impl.identity, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine

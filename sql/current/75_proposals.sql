@@ -24,6 +24,21 @@ create type posthorn_impl.proposal_view as (
   decided_at timestamptz
 );
 
+create function posthorn_impl.mail_behind(
+  p_owner_id int,
+  p_proposal_id uuid,
+  p_sender_agent_id uuid
+) returns uuid[]
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select array(
+    select m.message_id from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p_proposal_id and m.sender_agent_id = p_sender_agent_id order by m.message_id)
+$$;
+comment on function posthorn_impl.mail_behind(int, uuid, uuid) is 'An agent''s messages behind a request.';
+
 create function posthorn_impl.view_proposals(
   p_owner_id int,
   p_for_agent_id uuid,

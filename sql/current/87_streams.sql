@@ -268,8 +268,7 @@ begin
     left join lateral (
       select x.seq, x.kind, x.subject_id, x.state, x.occurred_at, m.group_id, m.conversation_id,
              case when x.kind in ('messaging.pending', 'message.state') then array[x.subject_id]
-                  else array(select h.message_id from posthorn.messages h
-                              where h.owner_id = r.owner_id and h.proposal_id = x.subject_id and h.sender_agent_id = r.agent_id order by h.message_id) end as message_ids
+                  else posthorn_impl.mail_behind(r.owner_id, x.subject_id, r.agent_id) end as message_ids
         from posthorn.events x
         left join posthorn.messages m on m.owner_id = r.owner_id and m.message_id = x.subject_id and x.kind = 'messaging.pending'
        where x.owner_id = r.owner_id

@@ -498,6 +498,25 @@ begin
 end $$;
 comment on function posthorn_api.remove_webhook(bytea, uuid) is 'Deletes the agent''s endpoint and its deliveries; answers whether there was one.';
 
+create function posthorn_impl.require_active(
+  p_webhook posthorn.webhooks
+) returns uuid
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if p_webhook.webhook_id is null then
+    perform posthorn_impl.refuse('not_found');
+  end if;
+  if p_webhook.status <> 'active' then
+    perform posthorn_impl.refuse('invalid_request', jsonb_build_object('fields', array['webhook'], 'disabled_reason', p_webhook.disabled_reason));
+  end if;
+  return p_webhook.webhook_id;
+end $$;
+comment on function posthorn_impl.require_active(posthorn.webhooks) is 'The id of an endpoint that may be sent to; raises not_found where there is none, invalid_request with the reason where it is disabled.';
+
 create function posthorn_impl.find_active_webhook(
   p_caller posthorn_impl.identity
 ) returns uuid
@@ -510,15 +529,9 @@ declare
   v_webhook posthorn.webhooks;
 begin
   select w.* into v_webhook from posthorn.webhooks w where w.owner_id = p_caller.owner_id and w.agent_id = p_caller.agent_id for no key update;
-  if not found then
-    perform posthorn_impl.refuse('not_found');
-  end if;
-  if v_webhook.status <> 'active' then
-    perform posthorn_impl.refuse('invalid_request', jsonb_build_object('fields', array['webhook'], 'disabled_reason', v_webhook.disabled_reason));
-  end if;
-  return v_webhook.webhook_id;
+  return posthorn_impl.require_active(v_webhook);
 end $$;
-comment on function posthorn_impl.find_active_webhook(posthorn_impl.identity) is 'The caller''s endpoint, locked; raises not_found where there is none, invalid_request with the reason where it is disabled.';
+comment on function posthorn_impl.find_active_webhook(posthorn_impl.identity) is 'The caller''s endpoint, locked; raises what require_active does.';
 
 create function posthorn_api.test_webhook(
   p_credential bytea,
@@ -728,13 +741,7 @@ begin
    where d.owner_id = v_actor.owner_id
      and d.delivery_id = p_delivery_id
      for no key update of w;
-  if not found then
-    perform posthorn_impl.refuse('not_found');
-  end if;
-  if v_webhook.status <> 'active' then
-    perform posthorn_impl.refuse('invalid_request', jsonb_build_object('fields', array['webhook'], 'disabled_reason', v_webhook.disabled_reason));
-  end if;
-  return posthorn_impl.deliver_again(v_actor.owner_id, v_webhook.webhook_id, p_delivery_id);
+  return posthorn_impl.deliver_again(v_actor.owner_id, posthorn_impl.require_active(v_webhook), p_delivery_id);
 end $$;
 comment on function posthorn_api.redeliver_as_owner(bytea, uuid) is 'Sends a delivery to an endpoint of the owner again. [nullable: event_state, next_attempt_at, ended_at]';
 
@@ -974,20 +981,28 @@ begin
 end $$;
 comment on function posthorn_impl.next_deliveries(posthorn_impl.endpoint[], timestamptz) is 'Of each of these endpoints the delivery to send now, with the endpoint leased for it; or none, and a job for the time when something is due. Their rows are locked.';
 
-create function posthorn_impl.mail_behind(
-  p_owner_id int,
-  p_proposal_id uuid,
-  p_sender_agent_id uuid
-) returns uuid[]
-language sql
-stable
+create function posthorn_impl.lock_endpoints(
+  p_webhook_ids uuid[],
+  p_lease_ids uuid[]
+) returns posthorn_impl.endpoint[]
+language plpgsql
+volatile
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-  select array(
-    select m.message_id from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p_proposal_id and m.sender_agent_id = p_sender_agent_id order by m.message_id)
-$$;
-comment on function posthorn_impl.mail_behind(int, uuid, uuid) is 'An agent''s messages behind a request.';
+declare
+  v_endpoints posthorn_impl.endpoint[] := array(
+    select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
+begin
+  perform posthorn_impl.prove_owners(array(select e.owner_id from unnest(v_endpoints) e));
+  perform 1
+     from unnest(v_endpoints) e
+     join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id
+    order by w.owner_id, w.webhook_id
+      for no key update of w;
+  return v_endpoints;
+end $$;
+comment on function posthorn_impl.lock_endpoints(uuid[], uuid[]) is 'These endpoints with their owners, whom this transaction may see from now on; their rows are locked.';
 
 -- Settings of these two hold for all that they call: plans of looking up by key, made while tables are small or not.
 
@@ -1005,20 +1020,12 @@ set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 declare
-  v_endpoints posthorn_impl.endpoint[] := array(
-    select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
-  v_now timestamptz;
+  v_endpoints posthorn_impl.endpoint[] := posthorn_impl.lock_endpoints(p_webhook_ids, p_lease_ids);
+  v_now timestamptz := posthorn_impl.clock();
   v_free posthorn_impl.endpoint[];
   v_leased uuid[];
   v_waits interval[];
 begin
-  perform posthorn_impl.prove_owners(array(select e.owner_id from unnest(v_endpoints) e));
-  perform 1
-     from unnest(v_endpoints) e
-     join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id
-    order by w.owner_id, w.webhook_id
-      for no key update of w;
-  v_now := posthorn_impl.clock();
   select array_agg(row(e.item, e.owner_id, e.webhook_id, e.lease_id)::posthorn_impl.endpoint) filter (where w.leased_until <= v_now),
          array_agg(e.webhook_id) filter (where w.leased_until > v_now), array_agg(w.leased_until - v_now) filter (where w.leased_until > v_now)
     into v_free, v_leased, v_waits
@@ -1054,20 +1061,12 @@ set enable_mergejoin = off
 set enable_seqscan = off
 as $$
 declare
-  v_endpoints posthorn_impl.endpoint[] := array(
-    select row(o.item, o.owner_id, p_webhook_ids[o.item], p_lease_ids[o.item])::posthorn_impl.endpoint from posthorn_impl.owners_of_webhooks(p_webhook_ids) o);
-  v_now timestamptz;
+  v_endpoints posthorn_impl.endpoint[] := posthorn_impl.lock_endpoints(p_webhook_ids, p_lease_ids);
+  v_now timestamptz := posthorn_impl.clock();
   v_webhook posthorn.webhooks;
   v_going posthorn_impl.endpoint[];
   v_stopping uuid[];
 begin
-  perform posthorn_impl.prove_owners(array(select e.owner_id from unnest(v_endpoints) e));
-  perform 1
-     from unnest(v_endpoints) e
-     join posthorn.webhooks w on w.owner_id = e.owner_id and w.webhook_id = e.webhook_id
-    order by w.owner_id, w.webhook_id
-      for no key update of w;
-  v_now := posthorn_impl.clock();
   -- the others were registered anew or disabled, or another worker took over
   v_endpoints := array(
     select e
