@@ -1,6 +1,7 @@
-import { createCipheriv, createDecipheriv, randomBytes } from 'node:crypto';
+import { randomBytes } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { z } from 'zod';
+import { decrypt, encrypt } from './aes-gcm.ts';
 
 /**
  * The server's key-encryption keys. They wrap each owner's data key and never touch a body. The ring lives outside
@@ -20,8 +21,6 @@ const RingFile = z.strictObject({
 });
 
 const PROOF_TEXT = 'posthorn key ring';
-const NONCE_BYTES = 12;
-const TAG_BYTES = 16;
 
 /** A ring with one new key. */
 export function makeKeyRing(): KeyRing {
@@ -128,17 +127,4 @@ function ringKey(ring: KeyRing, id: string): Buffer {
   const key = ring.keys.get(id);
   if (!key) throw new Error(`The key ring lacks key "${id}".`);
   return key;
-}
-
-function encrypt(key: Buffer, binding: string, plaintext: Buffer): Buffer {
-  const nonce = randomBytes(NONCE_BYTES);
-  const cipher = createCipheriv('aes-256-gcm', key, nonce).setAAD(Buffer.from(binding));
-  const ciphertext = Buffer.concat([cipher.update(plaintext), cipher.final()]);
-  return Buffer.concat([nonce, cipher.getAuthTag(), ciphertext]);
-}
-
-function decrypt(key: Buffer, binding: string, sealed: Buffer): Buffer {
-  const decipher = createDecipheriv('aes-256-gcm', key, sealed.subarray(0, NONCE_BYTES), { authTagLength: TAG_BYTES });
-  decipher.setAAD(Buffer.from(binding)).setAuthTag(sealed.subarray(NONCE_BYTES, NONCE_BYTES + TAG_BYTES));
-  return Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES + TAG_BYTES)), decipher.final()]);
 }

@@ -1,5 +1,6 @@
 import { ownerKey } from '../db/functions.ts';
 import type { Queryable } from '../db/pool.ts';
+import { createRecentMap } from '../recent-map.ts';
 import { type KeyRing, unwrapDataKey } from './key-ring.ts';
 import { deriveOwnerKeys, type OwnerKeys } from './seal.ts';
 
@@ -45,7 +46,7 @@ export function createUnwrapper(ring: KeyRing, readRing?: () => Promise<KeyRing>
  * @param readRing reads the ring anew
  */
 export function createOwnerKeys(db: Queryable, ring: KeyRing, readRing?: () => Promise<KeyRing>): OwnerKeysOf {
-  const cache = new Map<string, Promise<OwnerKeys>>();
+  const cache = createRecentMap<Promise<OwnerKeys>>(CACHED_OWNERS);
   const unwrap = createUnwrapper(ring, readRing);
 
   async function load(ownerId: string, credential: Buffer): Promise<OwnerKeys> {
@@ -57,16 +58,10 @@ export function createOwnerKeys(db: Queryable, ring: KeyRing, readRing?: () => P
 
   return (ownerId, credential) => {
     const cached = cache.get(ownerId);
-    if (cached) {
-      cache.delete(ownerId);
-      cache.set(ownerId, cached);
-      return cached;
-    }
+    if (cached) return cached;
     const loading = load(ownerId, credential);
     cache.set(ownerId, loading);
     loading.catch(() => cache.delete(ownerId));
-    const oldest = cache.size > CACHED_OWNERS ? cache.keys().next().value : undefined;
-    if (oldest !== undefined) cache.delete(oldest);
     return loading;
   };
 }

@@ -1,5 +1,5 @@
-import { createCipheriv, createDecipheriv, createHmac, createSecretKey, hkdfSync, type KeyObject } from 'node:crypto';
-import { takeRandomBytes } from './random.ts';
+import { createHmac, createSecretKey, hkdfSync, type KeyObject } from 'node:crypto';
+import { decrypt, encrypt } from './aes-gcm.ts';
 
 /**
  * An owner's keys in use, derived from the one data key that the ring wraps. As key objects, since Node takes 8 µs a
@@ -24,10 +24,8 @@ export interface SealBinding {
 }
 
 // A sealed body is: format (1 byte), nonce (12), tag (16), ciphertext. read_inbox counts on the 29.
-const FORMAT = 1;
-const NONCE_BYTES = 12;
-const TAG_BYTES = 16;
-const HEADER_BYTES = 1 + NONCE_BYTES + TAG_BYTES;
+const FORMAT = Buffer.of(1);
+const HEADER_BYTES = 29;
 
 export function deriveOwnerKeys(ownerId: string, dataKey: Buffer): OwnerKeys {
   return {
@@ -42,14 +40,14 @@ function derive(dataKey: Buffer, purpose: string): KeyObject {
   return createSecretKey(Buffer.from(hkdfSync('sha256', dataKey, Buffer.alloc(0), purpose, 32)));
 }
 
-/** Seals one copy with AES-256-GCM under a random nonce (safe for 2^32 copies of one owner). */
+/** Seals one copy. */
 export function seal(keys: OwnerKeys, binding: SealBinding, text: string): Buffer {
-  return encrypt(keys.body, additionalData(binding), text);
+  return sealText(keys.body, additionalData(binding), text);
 }
 
 /** @throws Error if the copy was altered, moved to another row or sealed under another key */
 export function open(keys: OwnerKeys, binding: SealBinding, sealed: Buffer): string {
-  return decrypt(keys.body, additionalData(binding), sealed);
+  return openText(keys.body, additionalData(binding), sealed);
 }
 
 /** What of a webhook's registration is sealed. */
@@ -60,44 +58,30 @@ export interface WebhookSealBinding {
 
 /** Seals part of an agent's webhook under the owner's key for that. */
 export function sealForWebhook(keys: OwnerKeys, binding: WebhookSealBinding, text: string): Buffer {
-  return encrypt(keys.webhook, webhookData(keys.ownerId, binding), text);
+  return sealText(keys.webhook, webhookData(keys.ownerId, binding), text);
 }
 
 /** @throws Error if it was altered, moved to another agent or field, or sealed under another key */
 export function openForWebhook(keys: OwnerKeys, binding: WebhookSealBinding, sealed: Buffer): string {
-  return decrypt(keys.webhook, webhookData(keys.ownerId, binding), sealed);
+  return openText(keys.webhook, webhookData(keys.ownerId, binding), sealed);
 }
 
-function encrypt(key: KeyObject, bound: Buffer, text: string): Buffer {
-  const plaintext = Buffer.from(text, 'utf8');
-  const sealed = Buffer.allocUnsafe(HEADER_BYTES + plaintext.length);
-  sealed[0] = FORMAT;
-  const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
-  takeRandomBytes(NONCE_BYTES).copy(nonce);
-  const cipher = createCipheriv('aes-256-gcm', key, nonce).setAAD(bound);
-  cipher.update(plaintext).copy(sealed, HEADER_BYTES);
-  cipher.final();
-  cipher.getAuthTag().copy(sealed, 1 + NONCE_BYTES);
-  return sealed;
+function sealText(key: KeyObject, bound: string, text: string): Buffer {
+  return Buffer.concat([FORMAT, encrypt(key, bound, Buffer.from(text, 'utf8'))]);
 }
 
-function decrypt(key: KeyObject, bound: Buffer, sealed: Buffer): string {
-  if (sealed[0] !== FORMAT || sealed.length < HEADER_BYTES)
+function openText(key: KeyObject, bound: string, sealed: Buffer): string {
+  if (sealed[0] !== FORMAT[0] || sealed.length < HEADER_BYTES)
     throw new Error('This has a format that this build does not know.');
-  const nonce = sealed.subarray(1, 1 + NONCE_BYTES);
-  const decipher = createDecipheriv('aes-256-gcm', key, nonce, { authTagLength: TAG_BYTES });
-  decipher.setAAD(bound).setAuthTag(sealed.subarray(1 + NONCE_BYTES, HEADER_BYTES));
-  return Buffer.concat([decipher.update(sealed.subarray(HEADER_BYTES)), decipher.final()]).toString('utf8');
+  return decrypt(key, bound, sealed.subarray(1)).toString('utf8');
 }
 
-function webhookData(ownerId: string, { agentId, field }: WebhookSealBinding): Buffer {
-  return Buffer.from(`posthorn|webhook|1|${ownerId}|${agentId}|${field}`);
+function webhookData(ownerId: string, { agentId, field }: WebhookSealBinding): string {
+  return `posthorn|webhook|1|${ownerId}|${agentId}|${field}`;
 }
 
-function additionalData(b: SealBinding): Buffer {
-  return Buffer.from(
-    `posthorn|1|${b.ownerId}|${b.containerKind}|${b.containerId}|${b.senderAgentId}|${b.recipientAgentId}|${b.messageId}`,
-  );
+function additionalData(b: SealBinding): string {
+  return `posthorn|1|${b.ownerId}|${b.containerKind}|${b.containerId}|${b.senderAgentId}|${b.recipientAgentId}|${b.messageId}`;
 }
 
 /**

@@ -1,10 +1,8 @@
-import { createCipheriv, createDecipheriv, createHmac, generateKeyPairSync, hkdfSync, randomBytes } from 'node:crypto';
+import { createHmac, generateKeyPairSync, hkdfSync, randomBytes } from 'node:crypto';
 import { keepServerSecret, serverSecret } from '../db/functions.ts';
 import type { Queryable } from '../db/pool.ts';
+import { decrypt, encrypt } from './aes-gcm.ts';
 import { type KeyRing, openServerSecret, sealServerSecret } from './key-ring.ts';
-
-const NONCE_BYTES = 12;
-const TAG_BYTES = 16;
 
 /** What all pods of a server share and no dump shows. */
 export interface ServerSecrets {
@@ -40,20 +38,8 @@ export async function loadServerSecrets(db: Queryable, openRing: () => Promise<K
   return {
     cookieKey: derive('cookies').toString('base64url'),
     signingKey: signing_key,
-    seal(place, value) {
-      const nonce = randomBytes(NONCE_BYTES);
-      const cipher = createCipheriv('aes-256-gcm', recordKey, nonce).setAAD(Buffer.from(place));
-      const text = Buffer.concat([cipher.update(JSON.stringify(value)), cipher.final()]);
-      return Buffer.concat([nonce, cipher.getAuthTag(), text]);
-    },
-    open(place, sealed) {
-      const nonce = sealed.subarray(0, NONCE_BYTES);
-      const tag = sealed.subarray(NONCE_BYTES, NONCE_BYTES + TAG_BYTES);
-      const decipher = createDecipheriv('aes-256-gcm', recordKey, nonce, { authTagLength: TAG_BYTES });
-      decipher.setAAD(Buffer.from(place)).setAuthTag(tag);
-      const text = Buffer.concat([decipher.update(sealed.subarray(NONCE_BYTES + TAG_BYTES)), decipher.final()]);
-      return JSON.parse(text.toString());
-    },
+    seal: (place, value) => encrypt(recordKey, place, Buffer.from(JSON.stringify(value))),
+    open: (place, sealed) => JSON.parse(decrypt(recordKey, place, sealed).toString()),
     successorOf: (token) => createHmac('sha256', successorKey).update(token).digest('base64url'),
   };
 }

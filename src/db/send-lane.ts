@@ -3,6 +3,7 @@ import type { OwnerKeysOf } from '../crypto/owner-keys.ts';
 import { fingerprint, seal } from '../crypto/seal.ts';
 import { PosthornError, toPosthornError } from '../errors.ts';
 import { metrics } from '../metrics.ts';
+import { createRecentMap } from '../recent-map.ts';
 import { type PlanSendsRow, planSends, type SendMessagesRow, sendMessages } from './functions.ts';
 import { createGroupCommit } from './group-commit.ts';
 import type { Queryable } from './pool.ts';
@@ -78,9 +79,9 @@ export interface SendLane {
 
 /** The one way from a pod to posthorn_api.send_messages: plans, seals, and commits in groups. */
 export function createSendLane(db: Queryable, ownerKeysOf: OwnerKeysOf): SendLane {
-  const plans = createMemory<Plan>(REMEMBERED);
-  const senders = createMemory<Sender>(REMEMBERED);
-  const generations = createMemory<number>(REMEMBERED);
+  const plans = createRecentMap<Plan>(REMEMBERED);
+  const senders = createRecentMap<Sender>(REMEMBERED);
+  const generations = createRecentMap<number>(REMEMBERED);
   const planLane = createGroupCommit({
     lane: 'plans',
     batchSize: BATCH_SIZE,
@@ -164,21 +165,6 @@ function senderKey({ credential, agentId }: Send): string {
 
 function planKey(send: Send): string {
   return `${senderKey(send)}|${send.recipientAgentId}|${send.groupId}|${send.conversationId}`;
-}
-
-/** A map that forgets what it learned first. */
-function createMemory<Value>(size: number): Pick<Map<string, Value>, 'get' | 'set' | 'delete'> {
-  const values = new Map<string, Value>();
-  return {
-    get: (key) => values.get(key),
-    delete: (key) => values.delete(key),
-    set(key, value) {
-      values.set(key, value);
-      const oldest = values.size > size ? values.keys().next().value : undefined;
-      if (oldest !== undefined) values.delete(oldest);
-      return values;
-    },
-  };
 }
 
 /** The last digits of a group's id are random in every version that we make. */

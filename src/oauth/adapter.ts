@@ -1,6 +1,6 @@
-import { createHash } from 'node:crypto';
 import { errors, type OidcContext, type Payload, Provider } from 'oidc-provider';
 import type pg from 'pg';
+import { hashCredential } from '../crypto/credentials.ts';
 import type { ServerSecrets } from '../crypto/server-secrets.ts';
 import {
   addGrantToken,
@@ -53,11 +53,6 @@ export function createAdapters(options: AdapterOptions): (model: string) => Adap
   };
 }
 
-/** SHA-256, as everything is hashed that opens something. */
-export function hashOf(secret: string): Buffer {
-  return createHash('sha256').update(secret).digest();
-}
-
 function grantAdapter(model: string, kind: string, { pool, secrets, sessionCredential }: AdapterOptions): Adapter {
   const isConsent = kind === 'grant' || kind === 'code';
   return {
@@ -67,25 +62,25 @@ function grantAdapter(model: string, kind: string, { pool, secrets, sessionCrede
         proof: (isConsent ? sessionCredential() : presentedToken()) ?? Buffer.alloc(0),
         connectionId: kind === 'grant' ? id : payload.grantId!,
         kind,
-        tokenHash: hashOf(id),
-        payload: secrets.seal(`${model}|${hashOf(id).toString('hex')}`, payload),
+        tokenHash: hashCredential(id),
+        payload: secrets.seal(`${model}|${hashCredential(id).toString('hex')}`, payload),
         scopes: kind === 'access' ? knownScopes(payload.scope) : [],
         seconds: secondsToLive,
       });
     },
     async find(id) {
-      const [row] = await findGrantToken(pool, { kind, tokenHash: hashOf(id) });
+      const [row] = await findGrantToken(pool, { kind, tokenHash: hashCredential(id) });
       if (!row) return undefined;
-      const payload = secrets.open(`${model}|${hashOf(id).toString('hex')}`, row.payload);
+      const payload = secrets.open(`${model}|${hashCredential(id).toString('hex')}`, row.payload);
       return row.isConsumed ? { ...payload, consumed: true } : payload;
     },
     async consume(id) {
-      const successorHash = kind === 'refresh' ? hashOf(secrets.successorOf(id)) : null;
-      if (!(await consumeGrantToken(pool, { tokenHash: hashOf(id), successorHash })))
+      const successorHash = kind === 'refresh' ? hashCredential(secrets.successorOf(id)) : null;
+      if (!(await consumeGrantToken(pool, { tokenHash: hashCredential(id), successorHash })))
         throw new errors.InvalidGrant('it was used already');
     },
     async destroy(id) {
-      if (kind !== 'grant') return await endGrantToken(pool, { tokenHash: hashOf(id) });
+      if (kind !== 'grant') return await endGrantToken(pool, { tokenHash: hashCredential(id) });
       // a grant is a connection: with it end its tokens, its streams and its mail
       // where it is known no more, somebody else has ended it
       await revokeOauthGrant(pool, { proof: presentedToken() ?? Buffer.alloc(0), connectionId: id }).catch(unlessEnded);
@@ -102,15 +97,15 @@ function recordAdapter(model: string, { pool, secrets, sessionCredential }: Adap
   return {
     ...NOT_OF_GRANTS,
     async upsert(id, payload, secondsToLive) {
-      const idHash = hashOf(id);
+      const idHash = hashCredential(id);
       const sealed = secrets.seal(model, payload);
       await putOauthRecord(pool, {
         model,
         idHash,
         payload: sealed,
         seconds: secondsToLive ?? 0, // a registered client has no end of its own; the database gives it one
-        uidHash: payload.uid === undefined ? null : hashOf(payload.uid),
-        userCodeHash: payload.userCode === undefined ? null : hashOf(payload.userCode),
+        uidHash: payload.uid === undefined ? null : hashCredential(payload.uid),
+        userCodeHash: payload.userCode === undefined ? null : hashCredential(payload.userCode),
       });
       if (model !== 'DeviceCode' || payload.grantId === undefined) return;
       // the person has confirmed the machine: from here on its code proves the grant
@@ -118,14 +113,14 @@ function recordAdapter(model: string, { pool, secrets, sessionCredential }: Adap
       const token = { kind: 'device_code', tokenHash: idHash, payload: sealed, scopes: [], seconds: secondsToLive };
       await addToken(pool, { proof, connectionId: payload.grantId, ...token });
     },
-    find: async (id) => open(await findOauthRecord(pool, { model, idHash: hashOf(id) })),
-    findByUid: async (uid) => open(await findOauthRecord(pool, { model, uidHash: hashOf(uid) })),
-    findByUserCode: async (code) => open(await findOauthRecord(pool, { model, userCodeHash: hashOf(code) })),
+    find: async (id) => open(await findOauthRecord(pool, { model, idHash: hashCredential(id) })),
+    findByUid: async (uid) => open(await findOauthRecord(pool, { model, uidHash: hashCredential(uid) })),
+    findByUserCode: async (code) => open(await findOauthRecord(pool, { model, userCodeHash: hashCredential(code) })),
     async consume(id) {
-      if (!(await consumeOauthRecord(pool, { model, idHash: hashOf(id) })))
+      if (!(await consumeOauthRecord(pool, { model, idHash: hashCredential(id) })))
         throw new errors.InvalidGrant('it was used already');
     },
-    destroy: (id) => deleteOauthRecord(pool, { model, idHash: hashOf(id) }),
+    destroy: (id) => deleteOauthRecord(pool, { model, idHash: hashCredential(id) }),
   };
 }
 
@@ -154,5 +149,5 @@ function unlessEnded(error: unknown): void {
 function presentedToken(): Buffer | undefined {
   const { route, params = {} } = (Provider.ctx?.oidc ?? {}) as Partial<OidcContext>;
   const token = route === 'revocation' ? params.token : (params.code ?? params.refresh_token ?? params.device_code);
-  return token === undefined ? undefined : hashOf(token);
+  return token === undefined ? undefined : hashCredential(token);
 }

@@ -1,4 +1,5 @@
 import { type Egress, EgressError } from '../net/egress.ts';
+import { createRecentMap } from '../recent-map.ts';
 
 /** For a whole document, in milliseconds: a person waits for the page. */
 const DEADLINE_MS = 4_000;
@@ -12,7 +13,7 @@ const KEPT_DOCUMENTS = 100;
  * theirs answer 404 or a page for hours, so the last good one of each serves while its host has none.
  */
 export function createDocumentFetch(egress: Egress): (url: string | URL) => Promise<Response> {
-  const lastGood = new Map<string, Buffer>();
+  const lastGood = createRecentMap<Buffer>(KEPT_DOCUMENTS);
 
   return async (url) => {
     const address = String(url);
@@ -24,7 +25,7 @@ export function createDocumentFetch(egress: Egress): (url: string | URL) => Prom
         maxBodyBytes: MAX_BYTES,
       });
       if (answer.status === 200 && isObject(answer.body!)) {
-        keep(address, answer.body!);
+        lastGood.set(address, answer.body!);
         return new Response(new Uint8Array(answer.body!), { status: 200, headers: cacheHeaders(answer.headers) });
       }
       return respondWithLastGood(address) ?? new Response(null, { status: answer.status >= 200 ? answer.status : 502 });
@@ -34,13 +35,6 @@ export function createDocumentFetch(egress: Egress): (url: string | URL) => Prom
       return known;
     }
   };
-
-  function keep(address: string, document: Buffer): void {
-    lastGood.delete(address);
-    lastGood.set(address, document);
-    const oldest = lastGood.size > KEPT_DOCUMENTS ? lastGood.keys().next().value : undefined;
-    if (oldest !== undefined) lastGood.delete(oldest);
-  }
 
   function respondWithLastGood(address: string): Response | undefined {
     const document = lastGood.get(address);
