@@ -1,14 +1,11 @@
 import type { Task } from 'graphile-worker';
 import { deleteOutdated } from '../src/db/functions.ts';
-import { runPaced } from '../src/paced-steps.ts';
+import { RUN_MS, runPaced } from '../src/paced-steps.ts';
 
 const TABLES = ['idempotency_keys', 'posts', 'messages', 'events', 'proposals', 'deliveries'];
 
 /** 2 MiB of a table: some thousand rows at the most, in some milliseconds. */
 const PAGES = 256;
-
-/** A run ends here, in milliseconds, and the next one goes on where it stopped. */
-const RUN_MS = 50_000;
 
 /** Where a run begins; the schedule names nothing, and so begins at the first page of the first table. */
 interface Place {
@@ -16,7 +13,10 @@ interface Place {
   firstPage?: number;
 }
 
-/** Deletes receipts, idempotency keys, posts, decided requests and deliveries after their 30 days, events after their 7. */
+/**
+ * Deletes receipts, idempotency keys, posts, decided requests and deliveries after their 30 days, events after their 7.
+ * A run that stops early leaves a job that goes on from there.
+ */
 export default (async (payload, { addJob, withPgClient, abortSignal: signal }) => {
   const place = payload as Place;
   const end = performance.now() + RUN_MS;

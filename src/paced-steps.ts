@@ -1,4 +1,6 @@
 import { setTimeout as wait } from 'node:timers/promises';
+import type { Task } from 'graphile-worker';
+import type { Queryable } from './db/pool.ts';
 
 /**
  * After each step the worker leaves the database this many times as long to others: without pauses, tidying takes all of
@@ -6,8 +8,8 @@ import { setTimeout as wait } from 'node:timers/promises';
  */
 const PAUSES_PER_STEP = 5;
 
-/** For tasks of every minute, in milliseconds: what is left over is there for the next run, and no two overlap. */
-export const MINUTELY_RUN_MS = 50_000;
+/** A run of a task ends here, in milliseconds, and leaves the rest to the next one: below a minute, so that no two of a minutely task overlap. */
+export const RUN_MS = 50_000;
 
 /**
  * Does one step after another until one says that nothing is left, with pauses that keep the whole gentle.
@@ -27,4 +29,15 @@ export async function runPaced(
     if (!(await step())) return;
     await wait((performance.now() - started) * PAUSES_PER_STEP, undefined, { signal }).catch(() => {});
   }
+}
+
+/**
+ * A task of every minute that does one batch after another.
+ *
+ * @param batch one short transaction; answers how much it did, 0 when nothing is left
+ */
+export function batchTask(batch: (db: Queryable) => Promise<number>): Task {
+  return async (_payload, { withPgClient, abortSignal: signal }) => {
+    await runPaced(async () => (await withPgClient(batch)) > 0, { signal, longestMs: RUN_MS });
+  };
 }
