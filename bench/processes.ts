@@ -66,23 +66,49 @@ async function startFront(args: string[], env: Record<string, string>): Promise<
   };
 }
 
+/** A program of the bench in a process of its own, which obeys one order at a time. */
+interface Helper<Order> {
+  tell(order: Order): void;
+  /** @returns its next message */
+  heard<Report>(): Promise<Report>;
+  ask<Report>(order: Order): Promise<Report>;
+  stop(signal?: NodeJS.Signals): Promise<void>;
+}
+
+function startHelper<Order extends object>(file: string, args: string[] = [], execArgv: string[] = []): Helper<Order> {
+  const child = fork(join(import.meta.dirname, file), args, { execArgv });
+  const exited = once(child, 'exit');
+  const tell = (order: Order) => void child.send(order);
+  async function heard<Report>(): Promise<Report> {
+    const [report] = await once(child, 'message');
+    return report;
+  }
+  return {
+    tell,
+    heard,
+    ask(order) {
+      tell(order);
+      return heard();
+    },
+    stop: (signal) => stop(child, exited, signal),
+  };
+}
+
 export interface Callers {
   call(order: CallOrder): Promise<CallReport>;
   stop(): Promise<void>;
 }
 
 export function startCallers(senders: Sender[]): Callers {
-  const child = fork(join(import.meta.dirname, 'callers.ts'));
-  const exited = once(child, 'exit');
-  child.send({ senders });
+  const helper = startHelper<CallOrder | { senders: Sender[] }>('callers.ts');
+  helper.tell({ senders });
   return {
     async call(order) {
-      child.send(order);
-      const [report] = (await once(child, 'message')) as [CallReport];
+      const report = await helper.ask<CallReport>(order);
       if (report.failure) throw new Error(`${order.url} answered: ${report.failure}`);
       return report;
     },
-    stop: () => stop(child, exited),
+    stop: () => helper.stop(),
   };
 }
 
@@ -95,22 +121,13 @@ export interface StreamServer {
 }
 
 export async function startStreamServer(args: ['raw'] | ['posthorn', string, string]): Promise<StreamServer> {
-  const child = fork(join(import.meta.dirname, 'stream-server.ts'), args, { execArgv: ['--expose-gc'] });
-  const exited = once(child, 'exit');
-  const [{ url }] = (await once(child, 'message')) as [{ url: string }];
-  const order = (message: ServerOrder) => child.send(message);
+  const helper = startHelper<ServerOrder>('stream-server.ts', args, ['--expose-gc']);
+  const { url } = await helper.heard<{ url: string }>();
   return {
     url,
-    publish: (frame) => order({ publish: frame }),
-    async measure() {
-      order({ measure: true });
-      const [cost] = (await once(child, 'message')) as [ServerCost];
-      return cost;
-    },
-    async stop() {
-      child.kill('SIGKILL');
-      await exited;
-    },
+    publish: (frame) => helper.tell({ publish: frame }),
+    measure: () => helper.ask({ measure: true }),
+    stop: () => helper.stop('SIGKILL'),
   };
 }
 
@@ -120,16 +137,14 @@ export interface StreamReaders {
 }
 
 export function startStreamReaders(): StreamReaders {
-  const child = fork(join(import.meta.dirname, 'stream-clients.ts'));
-  const exited = once(child, 'exit');
+  const helper = startHelper<ReaderOrder>('stream-clients.ts');
   return {
     async obey(order) {
-      child.send(order);
-      const [report] = (await once(child, 'message')) as [ReaderReport];
+      const report = await helper.ask<ReaderReport>(order);
       if (report.failure) throw new Error(`A reader failed: ${report.failure}`);
       return report;
     },
-    stop: () => stop(child, exited),
+    stop: () => helper.stop(),
   };
 }
 
@@ -142,17 +157,11 @@ export interface Receiver {
 }
 
 export function startReceiver(): Receiver {
-  const child = fork(join(import.meta.dirname, 'webhook-receiver.ts'));
-  const exited = once(child, 'exit');
-  const ask = async (order: ReceiverOrder) => {
-    child.send(order);
-    const [report] = (await once(child, 'message')) as [ReceiverReport];
-    return report;
-  };
+  const helper = startHelper<ReceiverOrder>('webhook-receiver.ts');
   return {
-    reset: () => ask({ reset: true }),
-    until: (count) => ask({ until: count }),
-    stop: () => stop(child, exited),
+    reset: () => helper.ask({ reset: true }),
+    until: (count) => helper.ask({ until: count }),
+    stop: () => helper.stop(),
   };
 }
 
@@ -163,19 +172,11 @@ export interface UndiciLoop {
 }
 
 export function startUndiciLoop(): UndiciLoop {
-  const child = fork(join(import.meta.dirname, 'undici-loop.ts'));
-  const exited = once(child, 'exit');
-  return {
-    async run(order) {
-      child.send(order);
-      const [perSecond] = (await once(child, 'message')) as [number];
-      return perSecond;
-    },
-    stop: () => stop(child, exited),
-  };
+  const helper = startHelper<LoopOrder>('undici-loop.ts');
+  return { run: (order) => helper.ask(order), stop: () => helper.stop() };
 }
 
-async function stop(child: ChildProcess, exited: Promise<unknown>): Promise<void> {
-  child.kill();
+async function stop(child: ChildProcess, exited: Promise<unknown>, signal?: NodeJS.Signals): Promise<void> {
+  child.kill(signal);
   await exited;
 }

@@ -117,3 +117,14 @@ export function createGroupCommit<Item, Answer>(options: {
     idle: () => (isRunning ? new Promise((resolve) => idlers.push(resolve)) : Promise.resolve()),
   };
 }
+
+/**
+ * What each item of a batch was answered.
+ *
+ * @param rows each names its item by its place in the batch, counted from 1
+ */
+export function rowsByItem<Row extends { item: number }>(items: unknown[], rows: Row[]): Row[][] {
+  const answers: Row[][] = items.map(() => []);
+  for (const row of rows) answers[row.item - 1]!.push(row);
+  return answers;
+}

@@ -1,6 +1,6 @@
 import { PosthornError } from '../errors.ts';
 import { type AdvanceReceiptsRow, advanceReceipts } from './functions.ts';
-import { createGroupCommit } from './group-commit.ts';
+import { createGroupCommit, rowsByItem } from './group-commit.ts';
 import type { Queryable } from './pool.ts';
 
 const BATCH_SIZE = 50;
@@ -55,7 +55,5 @@ async function runMoves(db: Queryable, moves: ReceiptMove[]): Promise<AdvanceRec
     items: moves.flatMap((move, index) => move.messageIds.map(() => index + 1)),
     messageIds: moves.flatMap((move) => move.messageIds),
   });
-  const answers: AdvanceReceiptsRow[][] = moves.map(() => []);
-  for (const row of rows) answers[row.item - 1]!.push(row);
-  return answers;
+  return rowsByItem(moves, rows);
 }

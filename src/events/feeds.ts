@@ -1,8 +1,8 @@
 import type pg from 'pg';
 import { type ReadEventsRow, readEvents } from '../db/functions.ts';
-import { createGroupCommit } from '../db/group-commit.ts';
+import { createGroupCommit, rowsByItem } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
-import { type EventFacts, eventContent } from '../event-content.ts';
+import { type EventFacts, eventContent } from './event-content.ts';
 
 const READ_BATCH = 100;
 const READ_QUEUE = 100_000;
@@ -162,9 +162,7 @@ async function runReads(pool: pg.Pool, items: ReadItem[]): Promise<ReadEventsRow
     after: items.map((item) => item.after),
     limit: EVENTS_PER_READ,
   });
-  const answers: ReadEventsRow[][] = items.map(() => []);
-  for (const row of rows) answers[row.item - 1]!.push(row);
-  return answers;
+  return rowsByItem(items, rows);
 }
 
 function toEvent(agentId: string, row: ReadEventsRow): FeedEvent {

@@ -5,6 +5,7 @@ import { invalidRequest, PosthornError } from '../errors.ts';
 import type { OwnerOperation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { namedForDevice, readBearer } from '../request/bearer.ts';
+import { callerGone } from '../request/caller-gone.ts';
 import { readJsonObject } from '../request/json-body.ts';
 import { inSpan } from '../tracing.ts';
 
@@ -44,7 +45,7 @@ export function operationRoute(
       credential,
       // made for the few that wait: its two controllers cost as much as reading the body
       get signal() {
-        signal ??= AbortSignal.any([draining, clientGone(ctx)]);
+        signal ??= AbortSignal.any([draining, callerGone(ctx.res)]);
         return signal;
       },
     };
@@ -89,11 +90,4 @@ function toNumber(value: unknown): unknown {
 function integerFields(operation: OwnerOperation): Set<string> {
   const { properties = {} } = z.toJSONSchema(operation.input, { io: 'input' });
   return new Set(Object.keys(properties).filter((name) => (properties[name] as { type?: string }).type === 'integer'));
-}
-
-function clientGone(ctx: Context): AbortSignal {
-  const gone = new AbortController();
-  if (ctx.res.closed) gone.abort();
-  ctx.res.once('close', () => gone.abort());
-  return gone.signal;
 }

@@ -15,6 +15,7 @@ import { MAX_AGENTS, type StreamHub } from '../events/stream-hub.ts';
 import type { Operation, Services } from '../operations/operation.ts';
 import { parseInput } from '../operations/parse-input.ts';
 import { type Bearer, namedForDevice, readBearer } from '../request/bearer.ts';
+import { callerGone } from '../request/caller-gone.ts';
 import { readJsonObject } from '../request/json-body.ts';
 import { inSpan } from '../tracing.ts';
 import { agentsOf, askFor, INBOX_RESOURCES, INBOX_TEMPLATES, inboxesOf, readInboxResource } from './inbox-resource.ts';
@@ -85,7 +86,7 @@ export function createMcpEndpoint(services: Services, options: EndpointOptions):
     }
     const caller = await identify(services, ctx);
     const parsedBody = await readJsonObject(ctx.req);
-    const signal = whenGone(ctx);
+    const signal = callerGone(ctx.res);
     const inboxes = inboxesOf(parsedBody);
     const headers = new Headers(Object.entries(ctx.headers) as [string, string][]);
     const request = new Request(new URL('/mcp', options.publicUrl()), { method: 'POST', headers, signal });
@@ -200,13 +201,6 @@ function databaseHost(
 function refuse(ctx: Context, status: number, message: string): void {
   ctx.status = status;
   ctx.body = { jsonrpc: '2.0', id: null, error: { code: -32_000, message } };
-}
-
-/** Aborts when the connection ends before the answer did. */
-function whenGone(ctx: Context): AbortSignal {
-  const gone = new AbortController();
-  ctx.res.once('close', () => ctx.res.writableFinished || gone.abort());
-  return gone.signal;
 }
 
 async function respond(ctx: Context, response: Response): Promise<void> {

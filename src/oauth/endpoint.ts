@@ -3,7 +3,6 @@ import { IncomingMessage } from 'node:http';
 import type { Context, Middleware, Next } from 'koa';
 import type { InteractionDetails, Provider } from 'oidc-provider';
 import type { Logger } from 'pino';
-import rawBody from 'raw-body';
 import type { KeyRing } from '../crypto/key-ring.ts';
 import { loadServerSecrets } from '../crypto/server-secrets.ts';
 import { countOauthAttempt, createOauthGrant, listClientAgents } from '../db/functions.ts';
@@ -11,6 +10,7 @@ import { invalidRequest, PosthornError, toPosthornError } from '../errors.ts';
 import { LOGIN_CLIENT } from '../login-client.ts';
 import type { Egress } from '../net/egress.ts';
 import type { Services } from '../operations/operation.ts';
+import { readShortBody } from '../request/form-body.ts';
 import { addressBucket, readSession, type Session } from '../request/session.ts';
 import {
   knownScopes,
@@ -22,9 +22,6 @@ import {
   SCOPES,
 } from './client-habits.ts';
 import { ACCOUNT, createProvider, type ProviderPages } from './provider.ts';
-
-/** No request of a client is near this long. */
-const MAX_BODY_BYTES = 65_536;
 
 const INTERACTION = /^\/oauth\/interaction\/([\w-]{1,128})$/;
 
@@ -131,7 +128,7 @@ export function createOAuth(options: OAuthOptions): Middleware {
       if (!(await pages.requireSignedIn(ctx, returnTo))) return;
     }
     await countAttempts(ctx);
-    const body = method === 'POST' ? await readBody(ctx) : undefined;
+    const body = method === 'POST' ? await readShortBody(ctx.req, 'body') : undefined;
     const request = copyRequest(ctx.req, adjust(ctx, body));
     ctx.set('Cache-Control', 'no-store');
     const { answer } = await loadProvider();
@@ -285,14 +282,6 @@ async function renderOAuthErrors(ctx: Context, work: () => Promise<void>): Promi
     const name =
       error.code === 'rate_limited' ? 'temporarily_unavailable' : (error.detail.oauth_error ?? 'invalid_request');
     ctx.body = { error: name, error_description: error.message };
-  }
-}
-
-async function readBody(ctx: Context): Promise<Buffer> {
-  try {
-    return await rawBody(ctx.req, { length: ctx.req.headers['content-length'], limit: MAX_BODY_BYTES });
-  } catch {
-    throw invalidRequest([], 'The body did not arrive whole, or is too long.');
   }
 }
 

@@ -3,8 +3,8 @@ import { makeId } from '../crypto/ids.ts';
 import type { UnwrapOwnerKeys } from '../crypto/owner-keys.ts';
 import { openForWebhook } from '../crypto/seal.ts';
 import { claimDeliveries, type DueDelivery, recordAttempts } from '../db/functions.ts';
-import { createGroupCommit } from '../db/group-commit.ts';
-import { type EventFacts, eventContent } from '../event-content.ts';
+import { createGroupCommit, rowsByItem } from '../db/group-commit.ts';
+import { type EventFacts, eventContent } from '../events/event-content.ts';
 import { metrics } from '../metrics.ts';
 import { type Egress, EgressError } from '../net/egress.ts';
 import { deliveryRequest } from './delivery-request.ts';
@@ -123,7 +123,7 @@ async function runClaims(pool: pg.Pool, items: Claim[]): Promise<(DueDelivery | 
     webhookIds: items.map(({ webhookId }) => webhookId),
     leaseIds: items.map(({ leaseId }) => leaseId),
   });
-  return inOrder(items, rows);
+  return dueOfEach(items, rows);
 }
 
 async function runRecords(pool: pg.Pool, items: Attempt[]): Promise<(DueDelivery | null)[]> {
@@ -137,11 +137,9 @@ async function runRecords(pool: pg.Pool, items: Attempt[]): Promise<(DueDelivery
     retryAfterSeconds: items.map((item) => item.retryAfterSeconds),
     goOn: items.map((item) => item.goesOn),
   });
-  return inOrder(items, rows);
+  return dueOfEach(items, rows);
 }
 
-function inOrder(items: unknown[], rows: DueDelivery[]): (DueDelivery | null)[] {
-  const answers: (DueDelivery | null)[] = items.map(() => null);
-  for (const row of rows) answers[row.item - 1] = row;
-  return answers;
+function dueOfEach(items: unknown[], rows: DueDelivery[]): (DueDelivery | null)[] {
+  return rowsByItem(items, rows).map(([due]) => due ?? null);
 }

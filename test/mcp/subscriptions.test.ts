@@ -72,6 +72,7 @@ test('an inbox is a resource that tells of mail and can be read', async () => {
   await again.client.listen({ resourceSubscriptions: [uri] });
   expect(await again.heard(1)).toEqual([uri]);
   await again.client.close();
+  await expect.poll(streamCount).toBe(0);
 });
 
 const streamCount = async () => (await posthorn.database.admin.query('select from posthorn.streams')).rowCount;

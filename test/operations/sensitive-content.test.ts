@@ -124,7 +124,7 @@ test('repeated looks find the same', async () => {
 test.each([
   'Please rotate the GitHub token (it starts with ghp_) and the npm_ one, then set NPM_TOKEN in CI.',
   // biome-ignore lint/suspicious/noTemplateCurlyInString: that is how npm writes it
-  'Use //registry.npmjs.org/:_authToken=${NPM_TOKEN} or _authToken=<token> in your .npmrc.',
+  'Use //registry.example.org/:_authToken=${NPM_TOKEN} or _authToken=<token> in your .npmrc.',
   'AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY and AKIAIOSFODNN7EXAMPLE are the documented examples.',
   'Connect with postgres://postgres:postgres@localhost:5432/postgres, or mysql://root:password@localhost.',
   'curl https://user:password@example.org works, and so does http://localhost:8080/a:b@c',
