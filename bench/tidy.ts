@@ -97,6 +97,7 @@ export async function benchTidy({ isQuick }: { isQuick: boolean }): Promise<Repo
     const results = await runRounds(cases, size.rounds, async () => {
       if (round > 0) sizes.push(await measureSizes(admin));
       round++;
+      await readAll(admin);
       await setClock(admin, round * DAYS_A_ROUND);
       await fillInboxes(url, size.unread);
       await fillRequests(url, size.requests);
@@ -107,6 +108,14 @@ export async function benchTidy({ isQuick }: { isQuick: boolean }): Promise<Repo
   } finally {
     for (const close of closers) await close();
   }
+}
+
+/** What the bench sent was read; unread, a million of its own messages would be overdue in the next round. */
+async function readAll(admin: pg.Client): Promise<void> {
+  await admin.query(`
+    delete from posthorn.bodies;
+    update posthorn.messages set state = 'acknowledged', acknowledged_at = now() where state = 'queued';
+    update posthorn.mailboxes set unfenced = 0 where unfenced > 0`);
 }
 
 interface Rates {
