@@ -84,7 +84,9 @@ export async function benchTidy({ isQuick }: { isQuick: boolean }): Promise<Repo
       ]);
       console.error(`  ${tasks.join(', ')}: ${rows} in ${((performance.now() - startedAt) / 1_000).toFixed(1)} s`);
       await worker.stop();
-      return { beside, alone: (before + (await sendFor(size.seconds))) / 2 };
+      const after = await sendFor(size.seconds);
+      console.error(`  before ${before.toFixed(0)} /s, after ${after.toFixed(0)} /s`);
+      return { beside, alone: (before + after) / 2 };
     }
 
     const cases = [
