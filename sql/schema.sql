@@ -50,7 +50,8 @@ create type posthorn_impl.connection_view as (
   last_used_at timestamp with time zone,
   revoked_at timestamp with time zone,
   client_id text,
-  client_host text
+  client_host text,
+  ended_at timestamp with time zone
 );
 create type posthorn_impl.delivery_view as (
   id uuid,
@@ -459,7 +460,7 @@ create table posthorn.events (
   state text,
   occurred_at timestamp with time zone not null,
   constraint events_pkey PRIMARY KEY (owner_id, agent_id, seq),
-  constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text]))),
+  constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text, 'proposal.created'::text, 'call.input_required'::text]))) NOT VALID,
   constraint state_is_bounded CHECK (((char_length(state) >= 1) AND (char_length(state) <= 32)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 alter table posthorn.events enable row level security;
@@ -785,6 +786,8 @@ create table posthorn.owners (
   created_at timestamp with time zone not null,
   suspended_at timestamp with time zone,
   deleted_at timestamp with time zone,
+  event_seq bigint not null default 0,
+  wake_number integer not null default nextval('posthorn.mailboxes_wake_number_seq'::regclass),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
   constraint owner_ids_are_unique UNIQUE (id),
@@ -1284,19 +1287,19 @@ create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEF
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_client_agents(p_credential bytea, p_client_id text) returns TABLE(agent_id uuid, label text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
+create function posthorn_api.list_connections(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_deliveries(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_delivery_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_ids uuid[] DEFAULT NULL::uuid[], p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
+create function posthorn_api.list_owner_agents(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
+create function posthorn_api.list_owner_groups(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
+create function posthorn_api.list_owner_proposals(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_webhooks(p_credential bytea) returns SETOF posthorn_impl.webhook_view
+create function posthorn_api.list_owner_webhooks(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1324,7 +1327,7 @@ create function posthorn_api.propose_collaboration(p_credential bytea, p_kind te
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.put_oauth_record(p_model text, p_id_hash bytea, p_payload bytea, p_seconds integer, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
+create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer, agent_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off set enable_bitmapscan=off; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -1394,7 +1397,7 @@ create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_pro
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
-create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns boolean
+create function posthorn_impl.ask_owner(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.begin_fencing() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1464,12 +1467,16 @@ create function posthorn_impl.identify_connection(p_credential bytea) returns po
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_owner(p_credential bytea) returns posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.identify_readers(p_credentials bytea[], p_agents uuid[]) returns SETOF posthorn_impl.identity
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_client_agent(p_actor posthorn_impl.proven, p_connection_id uuid, p_label text, p_now timestamp with time zone) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_connection(p_actor posthorn_impl.proven, p_kind text, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone, p_parent_connection_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_group(p_actor posthorn_impl.proven, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_agent_ids uuid[]) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.is_on_page(p_is_current boolean, p_id uuid, p_after uuid, p_in_past boolean, p_current_only boolean) returns boolean
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.kept_since(p_limit text) returns timestamp with time zone
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.limit_value(p_name text) returns bigint
@@ -1492,6 +1499,8 @@ create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.logs_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(agent_id uuid, wake_number integer, event_seq bigint)
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.look_again(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
@@ -1564,6 +1573,8 @@ create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.tell_owner(p_owner_id integer, p_kind text, p_subject_ids uuid[], p_state text, p_now timestamp with time zone) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tg_messages__keep_place() returns trigger
@@ -1572,7 +1583,7 @@ create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_agents(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.agent_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.connection_view
+create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.connection_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_deliveries(p_owner_id integer, p_delivery_ids uuid[]) returns SETOF posthorn_impl.delivery_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1589,6 +1600,8 @@ create function posthorn_impl.wait_after(p_failures integer) returns interval
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.wake_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
@@ -1658,18 +1671,18 @@ grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn
 grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_client_agents(bytea,text) to posthorn_app;
-grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.list_deliveries(bytea,uuid,uuid,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer,uuid[],boolean) to posthorn_app;
-grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_app;
-grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_app;
-grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_app;
-grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_groups(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_groups(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_app;
@@ -1830,9 +1843,9 @@ grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.owner_keys to posthorn_jobs;
 grant select (owner_id, ring_key_id) on posthorn.owner_keys to posthorn_ops;
 grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
-grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
+grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at, event_seq) on posthorn.owners to posthorn_engine;
 grant delete, select (ctid, owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
-grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
+grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at, event_seq, wake_number) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;

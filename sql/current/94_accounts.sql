@@ -95,6 +95,7 @@ begin
   perform posthorn_impl.delete_webhooks(v_actor.owner_id, array(select w.agent_id from posthorn.webhooks w where w.owner_id = v_actor.owner_id), '{}');
   update posthorn.owners o set deleted_at = v_now, suspended_at = coalesce(o.suspended_at, v_now) where o.owner_id = v_actor.owner_id;
   perform posthorn_impl.wake_agents(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id)); -- their streams end
+  perform posthorn_impl.wake_owner(v_actor.owner_id);
 end $$;
 comment on function posthorn_api.delete_account(bytea) is 'Ends an account for good: its key is destroyed, its connections are revoked and its mail is fenced at once; a worker removes the rows.';
 

@@ -39,6 +39,7 @@ export interface ConnectionView {
   revokedAt: Date | null;
   clientId: string | null;
   clientHost: string | null;
+  endedAt: Date | null;
 }
 
 export interface DeliveryView {
@@ -365,7 +366,7 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.create_service_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.create_service_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -527,7 +528,7 @@ export interface InboxSnapshotsRow {
   messageIds: string[];
   proposalIds: string[];
 }
-/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests. */
+/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests; for the owner's log all undecided requests. */
 export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; agentIds: (string | null)[] }): Promise<InboxSnapshotsRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -611,12 +612,16 @@ export async function listClientAgents(db: Queryable, p: { credential: Buffer; c
   return rows;
 }
 
-/** Every connection of the owner, revoked ones too. */
-export async function listConnections(db: Queryable, p: { credential: Buffer }): Promise<ConnectionView[]> {
+/** Connections of the owner: those that live, then those that ended, the latest first. */
+export async function listConnections(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ConnectionView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.list_connections(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.list_connections(${names}) f`, values);
   return rows;
 }
 
@@ -647,38 +652,51 @@ export async function listGroups(db: Queryable, p: { credential: Buffer; agentId
   return rows;
 }
 
-/** Every agent of the owner, revoked ones too. */
-export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }): Promise<AgentView[]> {
+/** Agents of the owner, then those that were revoked, the latest first. */
+export async function listOwnerAgents(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<AgentView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
-/** Every group of the owner. */
-export async function listOwnerGroups(db: Queryable, p: { credential: Buffer }): Promise<GroupView[]> {
+/** Groups of the owner: the active ones, then those that ended, the latest first. */
+export async function listOwnerGroups(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<GroupView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.list_owner_groups(${names}) f`, values);
   return rows;
 }
 
-/** What waits for the owner, oldest deadline first, then what was decided in the last 7 days. */
-export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; pendingOnly?: boolean | null }): Promise<ProposalView[]> {
+/** What waits for the owner, the longest first, then what was decided in the last 7 days, the latest first. */
+export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ProposalView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
-    ['p_pending_only', 'bool', p.pendingOnly],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_owner_proposals(${names}) f`, values);
   return rows;
 }
 
-/** The endpoints of all the owner's agents. */
-export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer }): Promise<WebhookView[]> {
+/** The endpoints of all the owner's agents, by id. */
+export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null }): Promise<WebhookView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
   ]);
   const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
   return rows;
@@ -733,7 +751,7 @@ export async function mintChildConnection(db: Queryable, p: { credential: Buffer
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.mint_child_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.mint_child_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -745,7 +763,7 @@ export interface OpenStreamRow {
   epoch: number;
   expiresInMs: number | null;
 }
-/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
+/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as; the nil UUID: the owner's log, for a session); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
 export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -796,7 +814,7 @@ export async function pairDevice(db: Queryable, p: { credential: Buffer; label: 
     ['p_scopes', 'text[]', p.scopes],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.pair_device(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.pair_device(${names}) f`, values);
   return rows[0];
 }
 
@@ -897,8 +915,9 @@ export interface ReadEventsRow {
   conversationId: string | null;
   messageIds: string[] | null;
   pendingCount: number | null;
+  agentIds: string[] | null;
 }
-/** The next events of many agents' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
+/** The next events of many logs, of agents or of owners, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
 export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
@@ -906,7 +925,7 @@ export async function readEvents(db: Queryable, p: { credentials: (Buffer | null
     ['p_after', 'int8[]', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount" from posthorn_api.read_events(${names}) f`, values);
+  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount", f.agent_ids as "agentIds" from posthorn_api.read_events(${names}) f`, values);
   return rows;
 }
 
@@ -1089,7 +1108,7 @@ export async function revokeConnection(db: Queryable, p: { credential: Buffer; c
     ['p_credential', 'bytea', p.credential],
     ['p_connection_id', 'uuid', p.connectionId],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.revoke_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.revoke_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -1139,7 +1158,7 @@ export async function rotateConnection(db: Queryable, p: { credential: Buffer; c
     ['p_connection_id', 'uuid', p.connectionId],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.rotate_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.rotate_connection(${names}) f`, values);
   return rows[0];
 }
 

@@ -60,7 +60,7 @@ export function createWeb(services: Services, log: Logger): Web {
   }
 
   async function requireSignedIn(ctx: Context, returnTo?: string): Promise<SignedIn | null> {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     const [row] = session
       ? await sessionOwner(services.pool, { credential: session.credential }).catch(unlessGone)
       : [];
@@ -107,7 +107,7 @@ export function createWeb(services: Services, log: Logger): Web {
       sessionHash: hash,
       label: 'Web browser',
       bucket: addressBucket(ctx),
-      replaces: readSession(ctx, services.publicUrl)?.credential,
+      replaces: readSession(ctx.req, services.publicUrl)?.credential,
     });
     if (outcome !== 'signed_in') {
       ctx.status = outcome === 'rate_limited' ? 429 : 404;
@@ -120,7 +120,7 @@ export function createWeb(services: Services, log: Logger): Web {
   });
 
   router.post('/owner/sign-out', async (ctx) => {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     if (!session) return go(ctx, '/owner');
     const form = await readOwnForm(ctx, session);
     const everywhere = form.get('everywhere') === 'yes';

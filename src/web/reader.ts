@@ -1,5 +1,9 @@
 import type pg from 'pg';
 
+/** The lists of what is past that a page may have. */
+export const OLDER_LISTS = ['before', 'revoked_before'] as const;
+export type OlderList = (typeof OLDER_LISTS)[number];
+
 /** Who looks at a page, and what a page is made with. */
 export interface Reader {
   pool: pg.Pool;
@@ -9,4 +13,6 @@ export interface Reader {
   /** Where people and agents reach this server. */
   publicUrl: string;
   now: Date;
+  /** Behind which id a list of what is past goes on, by its name in the page's address. */
+  older: (list: OlderList) => string | undefined;
 }

@@ -650,6 +650,13 @@ describe("with another owner's ids", () => {
     );
   const asAgent = (id: string): Agent => ({ ...ours.anna, id });
 
+  const OWNER_LISTS = [
+    ['list_connections', functions.listConnections],
+    ['list_owner_agents', functions.listOwnerAgents],
+    ['list_owner_groups', functions.listOwnerGroups],
+    ['list_owner_proposals', functions.listOwnerProposals],
+    ['list_owner_webhooks', functions.listOwnerWebhooks],
+  ] as const;
   const PROBES: Probe[] = [
     {
       name: 'open_stream p_agent_ids',
@@ -1086,6 +1093,11 @@ describe("with another owner's ids", () => {
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
       call: () => functions.listGroups(app, { ...anna(), after: '00000000-0000-0000-0000-000000000000' }),
     },
+    ...OWNER_LISTS.map(([name, list]) => ({
+      name: `${name} p_after`,
+      foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+      call: () => list(app, { ...session(), after: '00000000-0000-0000-0000-000000000000' }),
+    })),
   ];
 
   /** A pod that seals for our group and then claims that it was for another, or for another recipient. */
