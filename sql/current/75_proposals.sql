@@ -664,7 +664,24 @@ begin
     true, p_now);
   return true;
 end $$;
-comment on function posthorn_impl.approve_automatically(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Approves a request just made if the owner switched that on and the day''s budget lasts.';
+comment on function posthorn_impl.approve_automatically(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Approves a request just made if the owner switched that on and the day''s budget lasts; answers whether it did.';
+
+create function posthorn_impl.decide_or_push(
+  p_actor posthorn_impl.proven,
+  p_proposal posthorn.proposals,
+  p_now timestamptz
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  if not posthorn_impl.approve_automatically(p_actor, p_proposal, p_now) then
+    perform posthorn_impl.push_request(p_actor.owner_id);
+  end if;
+end $$;
+comment on function posthorn_impl.decide_or_push(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Approves a request just made if that is automatic; else the owner''s browsers are told that one more waits.';
 
 create function posthorn_api.propose_collaboration(
   p_credential bytea,
@@ -776,7 +793,7 @@ begin
       case p_kind when 'new' then coalesce(p_name, posthorn_impl.name_for(v_me.owner_id, v_agents)) else p_name end, p_purpose, p_project_boundary,
       case p_kind when 'new' then coalesce(p_duration_hours, 168) else p_duration_hours end, v_now) o;
   if v_opened.is_new then
-    perform posthorn_impl.approve_automatically(v_actor, v_opened.proposal, v_now);
+    perform posthorn_impl.decide_or_push(v_actor, v_opened.proposal, v_now);
   end if;
   return query
   select p.proposal_id, case when p.state = 'approved' then p.group_id end, not v_opened.is_new

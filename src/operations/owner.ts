@@ -27,6 +27,7 @@ import {
 import { invalidRequest, PosthornError } from '../errors.ts';
 import { id, line, paragraph, time } from './fields.ts';
 import { defineOwnerOperation, type OwnerOperation } from './operation.ts';
+import { addPush, removePush } from './pushes.ts';
 import {
   Connection,
   connectionView,
@@ -332,6 +333,8 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
       return settingsView(await changeOwnerSettings(pool, { credential, ...given }));
     },
   }),
+  addPush,
+  removePush,
   defineOwnerOperation({
     name: 'delete_account',
     title: 'Delete the account',

@@ -8,5 +8,7 @@ export interface Reader {
   formToken: string;
   /** Where people and agents reach this server. */
   publicUrl: string;
+  /** What push services know this server by. */
+  pushPublicKey: () => Promise<string>;
   now: Date;
 }
