@@ -280,7 +280,10 @@ async function loadTasks(): Promise<Record<string, Task>> {
   return Object.fromEntries(tasks);
 }
 
-async function loadSendingTask(task: (typeof SENDING_TASKS)[number], send: (id: string) => Promise<void>): Promise<Task> {
+async function loadSendingTask(
+  task: (typeof SENDING_TASKS)[number],
+  send: (id: string) => Promise<void>,
+): Promise<Task> {
   const { default: createTask } = await import(join(TASK_FOLDER, task + extname(import.meta.filename)));
   return createTask(send);
 }

@@ -25,7 +25,9 @@ async function work(output: Output): Promise<void> {
     async () => {
       await requireSchema(databaseUrl);
       if (!hasKeyRing(config))
-        log.warn('There is no key ring yet: this worker delivers no webhooks and notifies no browsers until there is one.');
+        log.warn(
+          'There is no key ring yet: this worker delivers no webhooks and notifies no browsers until there is one.',
+        );
       const openDelivery = () => openDeliveryOf(config);
       return await reaching(databaseUrl, () => startWorker({ databaseUrl, openDelivery, log }));
     },

@@ -42,9 +42,7 @@ export function createPushSender(options: {
   async function sendOne(ownerId: string, due: DuePush): Promise<void> {
     pushKeys ??= await options.loadPushKeys();
     const keys = await unwrap(ownerId, due.ringKeyId, due.wrappedKey);
-    const subscription = JSON.parse(
-      openForPush(keys, due.endpointHash, due.sealedSubscription),
-    ) as PushSubscription;
+    const subscription = JSON.parse(openForPush(keys, due.endpointHash, due.sealedSubscription)) as PushSubscription;
     const { waiting, lifeSeconds, subscriptionId, requests } = due;
     const { headers, body } = pushRequest({ subscription, pushKeys, contact, waiting, lifeSeconds });
     const outcome = await post(egress, subscription.endpoint, headers, body);
@@ -69,12 +67,7 @@ function isRefusal(status: number | null): boolean {
   return status !== null && status >= 300 && status < 500 && ![404, 408, 410, 425, 429].includes(status);
 }
 
-async function post(
-  egress: Egress,
-  endpoint: string,
-  headers: Record<string, string>,
-  body: Buffer,
-): Promise<Outcome> {
+async function post(egress: Egress, endpoint: string, headers: Record<string, string>, body: Buffer): Promise<Outcome> {
   try {
     const answer = await egress.request(endpoint, { method: 'POST', headers, body, deadlineMs: ATTEMPT_MS });
     metrics.pushes.inc({ outcome: statusClass(answer.status) });

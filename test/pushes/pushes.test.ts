@@ -200,7 +200,10 @@ test('a busy push service is asked again, and a refusal is said with the host al
   await look();
   await service.until(2);
   await eventually(rows).toEqual([{ made: 1, told: 1, failures: 0 }]);
-  const line = posthorn.log().split('\n').find((each) => each.includes('refused a notification'))!;
+  const line = posthorn
+    .log()
+    .split('\n')
+    .find((each) => each.includes('refused a notification'))!;
   expect(JSON.parse(line)).toMatchObject({ host: new URL(service.origin).host, status: 403 });
   expect(posthorn.log()).not.toContain('planted');
   expect(await registry.metrics()).toMatch(/posthorn_pushes_total\{outcome="4xx"\} [1-9]/);

@@ -42,13 +42,15 @@ async function record(due: functions.DuePush, httpStatus: number | null, retryAf
   await functions.recordPush(jobs, { ownerId: owner.id, subscriptionId, requests, httpStatus, retryAfterSeconds });
 }
 
+const asAnna = () => ({ credential: anna.credential, agentId: anna.id });
+
 /** A request for agents who were asked about never before. */
 async function request(count = 1): Promise<string[]> {
   const ids: string[] = [];
   for (let made = 0; made < count; made++) {
     const peer = await owner.agent();
     const proposed = await functions.proposeCollaboration(app, {
-      credential: anna.credential,
+      ...asAnna(),
       kind: 'new',
       purpose: 'To test',
       peerAgentIds: [peer.id],
@@ -61,7 +63,7 @@ async function request(count = 1): Promise<string[]> {
 /** Jobs of the owner: which of the two kinds, and in how many seconds. */
 async function queue(): Promise<{ kind: string; waits: number }[]> {
   const { rows } = await database.admin.query(
-    `select replace(j.key, 'push:' || $1, 'push') as kind, round(extract(epoch from j.run_at - now()))::int as waits
+    `select replace(j.key, 'push:' || $1, 'push') as kind, greatest(0, round(extract(epoch from j.run_at - now())))::int as waits
        from graphile_worker._private_jobs j join graphile_worker._private_tasks t on t.id = j.task_id
       where t.identifier = 'push__send' and j.payload::jsonb = jsonb_build_object('owner_id', $1) order by 1`,
     [owner.id],
@@ -72,7 +74,7 @@ const NOW = [{ kind: 'push', waits: 0 }];
 
 async function rowsOf(who = owner): Promise<Record<string, unknown>[]> {
   const { rows } = await database.admin.query(
-    `select s.subscription_id, s.requests_made, s.requests_told, s.failures, round(extract(epoch from s.next_push_at - posthorn_impl.clock()))::int as waits
+    `select s.subscription_id, s.requests_made, s.requests_told, s.failures, round(extract(epoch from nullif(s.next_push_at, '-infinity') - posthorn_impl.clock()))::int as waits
        from posthorn.push_subscriptions s join posthorn.owners o on o.owner_id = s.owner_id where o.id = $1 order by 1`,
     [who.id],
   );
@@ -93,15 +95,13 @@ describe('a job', () => {
     'a message that is held': () => send(world, { from: anna, to: bert, purpose: 'To test' }),
     async 'a proposal to renew'() {
       const group = await owner.group([anna, bert], { hours: 24 });
-      const { credential } = anna;
-      await functions.proposeCollaboration(app, { credential, kind: 'renew', groupId: group.id });
+      await functions.proposeCollaboration(app, { ...asAnna(), kind: 'renew', groupId: group.id });
     },
     async 'a proposal to continue'() {
       await owner.group([anna, bert]);
       await world.setLimit('conversation_posts', 1);
       const { conversationId } = await send(world, { from: anna, to: bert });
-      const { credential } = anna;
-      await functions.proposeCollaboration(app, { credential, kind: 'continue', conversationId });
+      await functions.proposeCollaboration(app, { ...asAnna(), kind: 'continue', conversationId });
       await world.setLimit('conversation_posts', 20);
     },
   };
@@ -113,25 +113,28 @@ describe('a job', () => {
     expect(await claim()).toMatchObject([{ requests: 1, waiting: 1 }]);
   });
 
-  test.each(Object.keys(ways))('does not come with %s that is approved automatically, nor without a browser', async (way) => {
-    await functions.changeOwnerSettings(app, { credential: owner.session, automaticApproval: true });
-    await switchOn(owner.session);
-    await ways[way]!();
-    expect(await queue()).toEqual([]);
-    expect(await rowsOf()).toMatchObject([{ requests_made: 0 }]);
-    await functions.changeOwnerSettings(app, { credential: owner.session, automaticApproval: false });
-    await functions.removePushSubscription(app, { credential: owner.session });
-    [anna, bert] = (await owner.agents(2)) as [Agent, Agent];
-    await ways[way]!();
-    expect(await queue()).toEqual([]);
-  });
+  test.each(Object.keys(ways))(
+    'does not come with %s that is approved automatically, nor without a browser',
+    async (way) => {
+      await functions.changeOwnerSettings(app, { credential: owner.session, automaticApproval: true });
+      await switchOn(owner.session);
+      await ways[way]!();
+      expect(await queue()).toEqual([]);
+      expect(await rowsOf()).toMatchObject([{ requests_made: 0 }]);
+      await functions.changeOwnerSettings(app, { credential: owner.session, automaticApproval: false });
+      await functions.removePushSubscription(app, { credential: owner.session });
+      [anna, bert] = (await owner.agents(2)) as [Agent, Agent];
+      await ways[way]!();
+      expect(await queue()).toEqual([]);
+    },
+  );
 
   test('does not come with what fails, or waits already', async () => {
     await switchOn(owner.session);
-    const nobody = { credential: anna.credential, kind: 'new', purpose: 'x', peerAgentIds: [makeId()] };
+    const nobody = { ...asAnna(), kind: 'new', purpose: 'x', peerAgentIds: [makeId()] };
     await refusal(functions.proposeCollaboration(app, nobody));
     expect(await queue()).toEqual([]);
-    const again = { credential: anna.credential, kind: 'new', purpose: 'x', peerAgentIds: [bert.id] };
+    const again = { ...asAnna(), kind: 'new', purpose: 'x', peerAgentIds: [bert.id] };
     await functions.proposeCollaboration(app, again);
     await database.admin.query('delete from graphile_worker._private_jobs');
     expect(await functions.proposeCollaboration(app, again)).toMatchObject([{ replayed: true }]);
@@ -262,25 +265,28 @@ describe('how it went', () => {
     expect(await claim()).toMatchObject([{ waiting: 2 }]);
   });
 
-  test.each([null, 408, 425, 429, 500, 503, 599])('%s: tried five times, each time later, then dropped', async (status) => {
-    await switchOn(owner.session);
-    await request();
-    for (const [index, most] of [30, 60, 120, 240].entries()) {
+  test.each([null, 408, 425, 429, 500, 503, 599])(
+    '%s: tried five times, each time later, then dropped',
+    async (status) => {
+      await switchOn(owner.session);
+      await request();
+      for (const [index, most] of [30, 60, 120, 240].entries()) {
+        await record((await claim())[0]!, status);
+        const [row] = await rowsOf();
+        expect(row).toMatchObject({ requests_told: 0, failures: index + 1 });
+        expect(row!.waits).toBeLessThanOrEqual(most);
+        expect(row!.waits).toBeGreaterThanOrEqual(most * 0.8 - 1);
+        expect((await queue()).at(-1)).toMatchObject({ kind: 'push:retry' });
+        expect(Math.abs((await queue()).at(-1)!.waits - Number(row!.waits))).toBeLessThanOrEqual(2);
+        expect(await claim(), 'while it waits').toEqual([]);
+        await clock.advance(`${most} seconds`);
+      }
       await record((await claim())[0]!, status);
-      const [row] = await rowsOf();
-      expect(row).toMatchObject({ requests_told: 0, failures: index + 1 });
-      expect(row!.waits).toBeLessThanOrEqual(most);
-      expect(row!.waits).toBeGreaterThanOrEqual(most * 0.8 - 1);
-      expect((await queue()).at(-1)).toMatchObject({ kind: 'push:retry' });
-      expect(Math.abs((await queue()).at(-1)!.waits - Number(row!.waits))).toBeLessThanOrEqual(2);
-      expect(await claim(), 'while it waits').toEqual([]);
-      await clock.advance(`${most} seconds`);
-    }
-    await record((await claim())[0]!, status);
-    expect(await rowsOf()).toMatchObject([{ requests_told: 1, failures: 0 }]);
-    await clock.advance('1 day');
-    expect(await claim()).toEqual([]);
-  });
+      expect(await rowsOf()).toMatchObject([{ requests_told: 1, failures: 0 }]);
+      await clock.advance('1 day');
+      expect(await claim()).toEqual([]);
+    },
+  );
 
   test('a push service that says when is asked then, within an hour', async () => {
     await switchOn(owner.session);
@@ -333,17 +339,20 @@ describe('a browser is told no more', () => {
     expect(await rowsOf()).toEqual([]);
   });
 
-  test.each(['after its session was revoked', 'after its session expired'])('%s in the middle of a push', async (end) => {
-    const session = await signIn(owner);
-    await switchOn(session);
-    await request();
-    const [due] = await claim();
-    await ends[end]!(session);
-    await record(due!, 503);
-    await clock.advance('1 hour');
-    expect(await claim()).toEqual([]);
-    expect(await rowsOf()).toEqual([]);
-  });
+  test.each(['after its session was revoked', 'after its session expired'])(
+    '%s in the middle of a push',
+    async (end) => {
+      const session = await signIn(owner);
+      await switchOn(session);
+      await request();
+      const [due] = await claim();
+      await ends[end]!(session);
+      await record(due!, 503);
+      await clock.advance('1 hour');
+      expect(await claim()).toEqual([]);
+      expect(await rowsOf()).toEqual([]);
+    },
+  );
 
   test('while the owner is suspended', async () => {
     await switchOn(owner.session);
@@ -392,7 +401,7 @@ describe('switching on', () => {
     await switchOn(one);
     await switchOn(two);
     expect(await refusal(switchOn(three))).toEqual({
-      code: 'invalid_request',
+      code: 'limit_reached',
       detail: { limit: 'push_subscriptions_per_owner' },
     });
     await switchOn(two);

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
-import { createContext, runInContext } from 'node:vm';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { createContext, runInContext } from 'node:vm';
 import axe from 'axe-core';
 import type { Browser, BrowserContext, Page } from 'playwright-core';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
@@ -91,7 +91,9 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
 
   test('where the push service does not answer, nothing is said to be on', async () => {
     const context = await newContext();
-    await context.addInitScript(`PushManager.prototype.subscribe = () => Promise.reject(new DOMException('x', 'AbortError'))`);
+    await context.addInitScript(
+      `PushManager.prototype.subscribe = () => Promise.reject(new DOMException('x', 'AbortError'))`,
+    );
     const page = await openSettings(context);
     await eventually(page).toEqual(['Off', 'Switch on']);
     await page.getByRole('button', { name: 'Switch on' }).click();
@@ -201,7 +203,9 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
       });
     });
     await devtools.send('ServiceWorker.enable');
-    await page.evaluate(`navigator.serviceWorker.register('/owner/push-worker.js').then(() => navigator.serviceWorker.ready).then(() => {})`);
+    await page.evaluate(
+      `navigator.serviceWorker.register('/owner/push-worker.js').then(() => navigator.serviceWorker.ready).then(() => {})`,
+    );
     const registrationId = await registered;
     const notifications = () =>
       page.evaluate(
@@ -240,7 +244,9 @@ describe('a click on the notification', () => {
       clients: {
         async matchAll({ includeUncontrolled }: { includeUncontrolled: boolean }) {
           // the inbox is outside of the worker's own place, so that no window of it is controlled
-          return includeUncontrolled ? windows.map((window) => ({ ...window, focus: () => did.push(`focus ${window.url}`) })) : [];
+          return includeUncontrolled
+            ? windows.map((window) => ({ ...window, focus: () => did.push(`focus ${window.url}`) }))
+            : [];
         },
         openWindow: (path: string) => did.push(`open ${path}`),
       },
@@ -259,7 +265,10 @@ describe('a click on the notification', () => {
   }
 
   test('goes to the inbox that is open, or opens it', async () => {
-    const [settings, inbox] = [{ url: 'https://posthorn.example/owner/settings' }, { url: 'https://posthorn.example/owner?said=approved' }];
+    const [settings, inbox] = [
+      { url: 'https://posthorn.example/owner/settings' },
+      { url: 'https://posthorn.example/owner?said=approved' },
+    ];
     expect(await click([settings, inbox])).toEqual(['close', `focus ${inbox.url}`]);
     expect(await click([settings])).toEqual(['close', 'open /owner']);
     expect(await click([])).toEqual(['close', 'open /owner']);
