@@ -19,11 +19,16 @@ export const addPush = defineOwnerOperation({
     endpoint: z.string().regex(/^[!-~]{1,2048}$/, 'must have 1 to 2048 printable ASCII characters'),
     p256dh: z.string().refine(isPoint, 'must be a point of P-256, uncompressed, in base64url'),
     auth: z.string().regex(/^[\w-]{22}$/, 'must be 16 bytes in base64url'),
+    server_key: z.string().describe('The key that the browser subscribed with, from the settings page'),
   }),
   output: z.object({ id: id() }),
-  async run({ pool, ownerKeysOf, webhookAllow }, { credential }, { endpoint, p256dh, auth }) {
+  async run(services, { credential }, { endpoint, p256dh, auth, server_key }) {
+    const { pool, ownerKeysOf, webhookAllow, pushPublicKey } = services;
     const problem = checkOutboundUrl(endpoint, webhookAllow);
     if (problem !== undefined) throw invalidRequest(['endpoint'], `endpoint: ${problem}`);
+    // its push service would refuse whatever this server signs
+    if (server_key !== (await pushPublicKey()))
+      throw invalidRequest(['server_key'], 'server_key: It is not this server’s.');
     const [session] = await sessionOwner(pool, { credential });
     const keys = await ownerKeysOf(session!.ownerId, credential);
     const endpointHash = createHash('sha256').update(endpoint).digest();

@@ -39,7 +39,7 @@ async function switchOn() {
   });
   const { endpoint, keys } = subscription.toJSON();
   try {
-    await tell('PUT', { endpoint, p256dh: keys.p256dh, auth: keys.auth });
+    await tell('PUT', { endpoint, p256dh: keys.p256dh, auth: keys.auth, server_key: section().key });
   } catch (error) {
     await subscription.unsubscribe();
     throw error;

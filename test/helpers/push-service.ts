@@ -14,7 +14,7 @@ export interface ReceivedPush {
 
 export interface PushedBrowser {
   /** What its script would send. */
-  subscription: { endpoint: string; p256dh: string; auth: string };
+  subscription: { endpoint: string; p256dh: string; auth: string; server_key: string };
   /** What came for it so far, in order. */
   received(): ReceivedPush[];
   /** What a push says, decrypted. @throws Error if it is for another browser or was altered */
@@ -24,7 +24,8 @@ export interface PushedBrowser {
 export interface PushService {
   origin: string;
   received: ReceivedPush[];
-  browser(): PushedBrowser;
+  /** @param serverKey what it subscribed with */
+  browser(serverKey: string): PushedBrowser;
   /** How it answers from now on: a status, or whatever the function does with the response. */
   answer(how: number | ((response: ServerResponse, push: ReceivedPush) => void)): void;
   /** Resolves with all that came once there are so many. */
@@ -51,13 +52,13 @@ export async function startPushService(): Promise<PushService> {
   return {
     origin,
     received,
-    browser() {
+    browser(serverKey) {
       const pair = createECDH('prime256v1');
       const p256dh = pair.generateKeys('base64url');
       const auth = randomBytes(16);
       const path = `/push/planted-${randomBytes(16).toString('hex')}`;
       return {
-        subscription: { endpoint: origin + path, p256dh, auth: auth.toString('base64url') },
+        subscription: { endpoint: origin + path, p256dh, auth: auth.toString('base64url'), server_key: serverKey },
         received: () => received.filter((push) => push.path === path),
         read: ({ body }) => decrypt(pair, auth, body),
       };

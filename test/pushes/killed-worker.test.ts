@@ -32,8 +32,9 @@ test('a worker killed between the answer and its record: the browser is told onc
   };
   const owner = await posthorn.owner();
   const browser = await signIn(owner, posthorn.pods[0]!.url);
-  const pushed = service.browser();
-  await browser.call('PUT', '/owner/v1/push', pushed.subscription);
+  const { text } = await browser.open('/owner/settings');
+  const pushed = service.browser(/data-key="([^"]+)"/.exec(text)![1]!);
+  expect((await browser.call('PUT', '/owner/v1/push', pushed.subscription)).status).toBe(200);
   const [a, b] = [await owner.agent('a'), await owner.agent('b')];
 
   const victim = await startWorker();

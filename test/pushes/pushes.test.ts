@@ -44,9 +44,12 @@ afterAll(async () => {
   await service.close();
 });
 
+/** What push services are to know the server by, as the page tells it. */
+const serverKey = async () => /data-key="([^"]+)"/.exec((await browser.open('/owner/settings')).text)![1]!;
+
 /** Switches notifications on, as the page's script does. */
 async function switchOn(inBrowser = browser): Promise<PushedBrowser> {
-  const pushed = service.browser();
+  const pushed = service.browser(await serverKey());
   expect((await inBrowser.call('PUT', '/owner/v1/push', pushed.subscription)).status).toBe(200);
   return pushed;
 }
@@ -121,8 +124,7 @@ test('a request is told to each browser, encrypted for it and signed by the serv
     expect(claims.exp - Date.now() / 1_000).toBeGreaterThan(3_600);
     expect(claims.exp - Date.now() / 1_000).toBeLessThanOrEqual(86_400);
   }
-  const page = await browser.open('/owner/settings');
-  expect([...publicKeys]).toEqual([/data-key="([^"]+)"/.exec(page.text)![1]]);
+  expect([...publicKeys]).toEqual([await serverKey()]);
   await eventually(rows).toEqual(Array(2).fill({ made: 1, told: 1, failures: 0 }));
 });
 
@@ -241,10 +243,10 @@ describe('an address that is not on the open internet', () => {
   ];
 
   test.each(PRIVATE)('%s is refused when it is registered', async (endpoint) => {
-    const { subscription } = service.browser();
+    const { subscription } = service.browser(await serverKey());
     const answer = await browser.call('PUT', '/owner/v1/push', { ...subscription, endpoint });
     expect(answer.status).toBe(400);
-    expect(answer.json).toMatchObject({ error: { code: 'invalid_request' } });
+    expect(answer.json).toMatchObject({ error: 'invalid_request', fields: ['endpoint'] });
     expect(await rows()).toEqual([]);
   });
 
@@ -259,7 +261,7 @@ describe('an address that is not on the open internet', () => {
       return connect.apply(this, args as never);
     } as typeof connect);
     for (const endpoint of PRIVATE) {
-      const { p256dh, auth } = service.browser().subscription;
+      const { p256dh, auth } = service.browser('').subscription;
       const endpointHash = createHash('sha256').update(endpoint).digest();
       const sealedSubscription = sealForPush(keys, endpointHash, JSON.stringify({ endpoint, keys: { p256dh, auth } }));
       await addPushSubscription(app, { credential, endpointHash, sealedSubscription });
@@ -273,7 +275,7 @@ describe('an address that is not on the open internet', () => {
 });
 
 test('what is no subscription is refused', async () => {
-  const { subscription } = service.browser();
+  const { subscription } = service.browser(await serverKey());
   const { p256dh } = subscription;
   const [strange, halved] = [randomBytes(65), Buffer.from(p256dh, 'base64url').subarray(0, 33)];
   strange[0] = 4;
@@ -287,6 +289,8 @@ test('what is no subscription is refused', async () => {
     { endpoint: `${subscription.endpoint}/ñ` },
     { endpoint: `${subscription.endpoint}/${'x'.repeat(2_048)}` },
     { endpoint: undefined },
+    { server_key: (await serverKey()).replace(/.$/, 'x') },
+    { server_key: undefined },
     { expirationTime: null },
   ])
     expect((await browser.call('PUT', '/owner/v1/push', { ...subscription, ...change })).status).toBe(400);
@@ -294,7 +298,7 @@ test('what is no subscription is refused', async () => {
 });
 
 test('no other site and no token switches it on or off', async () => {
-  const { subscription } = service.browser();
+  const { subscription } = service.browser(await serverKey());
   const elsewhere = { 'sec-fetch-site': 'cross-site', origin: 'https://evil.example' };
   expect((await browser.call('PUT', '/owner/v1/push', subscription, elsewhere)).status).toBe(403);
   await switchOn();

@@ -151,6 +151,7 @@ describe('a job', () => {
 
 describe('a flood', () => {
   test('of 50 requests is one push at once and one a minute later, with how many wait', async () => {
+    await clock.stop();
     const id = await switchOn(owner.session);
     await request();
     const [first] = await claim();
@@ -167,6 +168,7 @@ describe('a flood', () => {
     await clock.advance('1 minute');
     expect(await claim()).toEqual([]);
     expect(await rowsOf()).toMatchObject([{ requests_made: 50, requests_told: 50 }]);
+    await clock.go();
   });
 
   test('of workers that look at once still is one push for each browser', async () => {
