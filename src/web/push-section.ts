@@ -22,7 +22,7 @@ export async function pushSection({ pool, credential, pushPublicKey }: Reader): 
 <p data-when="blocked">Notifications of this site are blocked here. Allow them in the browser’s settings, then load this page again.</p>
 <p data-when="failed">That did not work: this browser did not reach the service that notifies it, or this server. Try again.</p>
 </div>
-<div data-when="off failed on"><button type="button" data-push-switch><span data-when="off failed">Switch on</span><span data-when="on">Switch off</span></button></div>
+<div data-when="off failed on"><button type="button" data-push-switch><span data-when="off failed">Switch notifications on</span><span data-when="on">Switch notifications off</span></button></div>
 ${others > 0 && html`<p class="quiet">${count(others, 'other browser')} of yours ${others === 1 ? 'is' : 'are'} notified. Whichever is signed out, here or under <a href="/owner/connections">Connections</a>, no longer is.</p>`}
 <script type="module" src="${PUSH_SCRIPT.path}"></script>
 </section>`;

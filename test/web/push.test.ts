@@ -14,7 +14,7 @@ import { startPosthorn, type TestOwner, type TestPosthorn } from '../helpers/pos
 // A push service of its own that Chromium could be made to ask there is none. What is asked of it here is stubbed at the
 // one interface between; the rest, the worker included, is the browser's.
 
-describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
+describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', { timeout: 90_000 }, () => {
   let posthorn: TestPosthorn;
   let chromium: Browser;
   let url: string;
@@ -95,12 +95,12 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
       `PushManager.prototype.subscribe = () => Promise.reject(new DOMException('x', 'AbortError'))`,
     );
     const page = await openSettings(context);
-    await eventually(page).toEqual(['Off', 'Switch on']);
-    await page.getByRole('button', { name: 'Switch on' }).click();
-    await eventually(page).toEqual(['Off', 'That did not work: this browse', 'Switch on']);
+    await eventually(page).toEqual(['Off', 'Switch notifications on']);
+    await page.getByRole('button', { name: 'Switch notifications on' }).click();
+    await eventually(page).toEqual(['Off', 'That did not work: this browse', 'Switch notifications on']);
     expect(await subscriptions()).toEqual([]);
     await page.reload();
-    await eventually(page).toEqual(['Off', 'Switch on']);
+    await eventually(page).toEqual(['Off', 'Switch notifications on']);
     await context.close();
   });
 
@@ -135,33 +135,35 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
     const context = await newContext();
     await context.addInitScript(STUB);
     const page = await openSettings(context);
-    await page.getByRole('button', { name: 'Switch on' }).click();
-    await eventually(page).toEqual(['On', 'Switch off']);
+    await page.getByRole('button', { name: 'Switch notifications on' }).click();
+    await eventually(page).toEqual(['On', 'Switch notifications off']);
     const endpoint = (await page.evaluate(`localStorage.getItem('stub')`)) as string;
     const hash = createHash('sha256').update(endpoint).digest('hex');
     expect(await subscriptions()).toEqual([hash]);
-    expect(await page.evaluate('document.activeElement?.innerText'), 'who presses it stays on it').toBe('Switch off');
+    expect(await page.evaluate('document.activeElement?.innerText'), 'who presses it stays on it').toBe(
+      'Switch notifications off',
+    );
     // the page asks for itself when it is looked at again, and finds the section changed
     const asked = page.waitForResponse((response) => response.url().endsWith('/owner/settings') && response.ok());
     await page.evaluate(`document.dispatchEvent(new Event('visibilitychange'))`);
     await asked;
     await expect.poll(() => page.locator('#push').getAttribute('data-known')).toBe(hash);
-    expect(await shown(page)).toEqual(['On', 'Switch off']);
+    expect(await shown(page)).toEqual(['On', 'Switch notifications off']);
     expect(await page.content()).not.toContain('push.example');
     await page.reload();
-    await eventually(page).toEqual(['On', 'Switch off']);
+    await eventually(page).toEqual(['On', 'Switch notifications off']);
 
     await page.getByRole('button', { name: 'Sign out', exact: true }).click();
     await page.waitForURL(`${url}/owner`);
     expect(await subscriptions()).toEqual([]);
     await page.close();
     const next = await openSettings(context);
-    await eventually(next).toEqual(['Off', 'Switch on']);
-    await next.getByRole('button', { name: 'Switch on' }).click();
-    await eventually(next).toEqual(['On', 'Switch off']);
+    await eventually(next).toEqual(['Off', 'Switch notifications on']);
+    await next.getByRole('button', { name: 'Switch notifications on' }).click();
+    await eventually(next).toEqual(['On', 'Switch notifications off']);
     expect(await subscriptions()).toHaveLength(1);
-    await next.getByRole('button', { name: 'Switch off' }).click();
-    await eventually(next).toEqual(['Off', 'Switch on']);
+    await next.getByRole('button', { name: 'Switch notifications off' }).click();
+    await eventually(next).toEqual(['Off', 'Switch notifications on']);
     expect(await subscriptions()).toEqual([]);
     expect(await next.evaluate(`localStorage.getItem('stub')`)).toBeNull();
     await context.close();
@@ -171,8 +173,8 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', () => {
     const context = await newContext();
     await context.addInitScript(STUB.replace('https://push.example/', 'https://10.0.0.1/'));
     const page = await openSettings(context);
-    await page.getByRole('button', { name: 'Switch on' }).click();
-    await eventually(page).toEqual(['Off', 'That did not work: this browse', 'Switch on']);
+    await page.getByRole('button', { name: 'Switch notifications on' }).click();
+    await eventually(page).toEqual(['Off', 'That did not work: this browse', 'Switch notifications on']);
     expect(await subscriptions()).toEqual([]);
     expect(await page.evaluate(`localStorage.getItem('stub')`)).toBeNull();
     await context.close();
