@@ -14,8 +14,8 @@ export async function pushSection({ pool, credential, pushPublicKey }: Reader): 
   const others = subscriptions.length - (mine ? 1 : 0);
   return html`<section class="card push" id="push" aria-labelledby="push-title" data-key="${await pushPublicKey()}" data-known="${mine?.endpointHash.toString('hex') ?? ''}">
 <div class="row apart"><h2 id="push-title">Notify this browser</h2><span class="mark good" data-when="on">On</span><span class="mark off" data-when="off failed blocked unsupported insecure">Off</span></div>
+<div class="stack" role="status">
 <p>A notification appears when a request waits for you, also while no page is open. It says how many wait, and never who asks or what for.</p>
-<div role="status">
 <p data-when="unscripted">This takes JavaScript, which is off in this browser.</p>
 <p data-when="insecure">Browsers allow this over https or at localhost only. Open this page at such an address.</p>
 <p data-when="unsupported">This browser cannot be notified. On an iPhone or iPad, add this page to the home screen and open it from there.</p>

@@ -52,7 +52,7 @@ describe.skipIf(CHROMIUM === undefined)('notifications, in Chromium', { timeout:
   /** The sentence and the button that are shown. */
   const shown = (page: Page) =>
     page
-      .locator('#push [role=status] p:visible, #push button:visible, #push .mark:visible')
+      .locator('#push p[data-when]:visible, #push button:visible, #push .mark:visible')
       .allInnerTexts()
       .then((texts) => texts.map((text) => text.slice(0, 30)));
   const eventually = (page: Page) => expect.poll(() => shown(page), { timeout: 10_000 });
