@@ -537,6 +537,7 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       owners: 'set automatic_approval = false',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      push_subscriptions: 'set failures = 9',
       streams: 'set leased_until = now()',
       webhooks: 'set consecutive_failures = 9',
     };
