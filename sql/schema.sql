@@ -87,6 +87,16 @@ create type posthorn_impl.due_delivery as (
   conversation_id uuid,
   message_ids uuid[]
 );
+create type posthorn_impl.due_push as (
+  subscription_id uuid,
+  ring_key_id text,
+  wrapped_key bytea,
+  endpoint_hash bytea,
+  sealed_subscription bytea,
+  requests integer,
+  waiting integer,
+  life_seconds integer
+);
 create type posthorn_impl.endpoint as (
   item integer,
   owner_id integer,
@@ -908,6 +918,36 @@ create policy select_outdated on posthorn.proposals for select to posthorn_jobs 
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.proposals for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
+create table posthorn.push_subscriptions (
+  owner_id integer not null,
+  subscription_id uuid not null default posthorn.make_id(),
+  connection_id uuid not null,
+  endpoint_hash bytea not null,
+  sealed_subscription bytea not null,
+  requests_made integer not null default 0,
+  requests_told integer not null default 0,
+  failures integer not null default 0,
+  next_push_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
+  created_at timestamp with time zone not null,
+  constraint endpoint_hash_is_sha256 CHECK ((octet_length(endpoint_hash) = 32)),
+  constraint failures_is_not_negative CHECK ((failures >= 0)),
+  constraint one_subscription_per_endpoint UNIQUE (owner_id, endpoint_hash),
+  constraint one_subscription_per_session UNIQUE (owner_id, connection_id),
+  constraint push_subscriptions_owner_id_connection_id_fkey FOREIGN KEY (owner_id, connection_id) REFERENCES posthorn.connections(owner_id, connection_id) ON DELETE CASCADE,
+  constraint push_subscriptions_pkey PRIMARY KEY (owner_id, subscription_id),
+  constraint sealed_subscription_is_bounded CHECK (((octet_length(sealed_subscription) >= 30) AND (octet_length(sealed_subscription) <= 4096))),
+  constraint told_of_no_more_than_were_made CHECK (((requests_told >= 0) AND (requests_told <= requests_made)))
+) with (fillfactor=80); -- of posthorn_owner
+alter table posthorn.push_subscriptions enable row level security;
+alter table posthorn.push_subscriptions force row level security;
+create policy delete_deleted on posthorn.push_subscriptions for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.push_subscriptions for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.push_subscriptions for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.push_subscriptions for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.push_subscriptions for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_proved on posthorn.push_subscriptions for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.push_subscriptions for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
 create table posthorn.ring_keys (
   ring_key_id text not null,
   proof bytea not null,
@@ -1215,6 +1255,8 @@ create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid, p_kind text, p_token_hash bytea, p_payload bytea, p_scopes text[], p_seconds integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_push_subscription(p_credential bytea, p_endpoint_hash bytea, p_sealed_subscription bytea) returns uuid
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, presence_kind text, pending_messages integer, pending_proposals integer, wake_number integer, webhook_url_host text, webhook_events text[], webhook_status text, webhook_consecutive_failures integer, webhook_last_delivered_at timestamp with time zone)
@@ -1229,6 +1271,8 @@ create function posthorn_api.change_owner_settings(p_credential bytea, p_automat
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_api.claim_pushes(p_owner_id uuid) returns SETOF posthorn_impl.due_push
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.consume_grant_token(p_token_hash bytea, p_successor_hash bytea DEFAULT NULL::bytea) returns boolean
@@ -1303,6 +1347,8 @@ create function posthorn_api.list_owner_webhooks(p_credential bytea, p_limit int
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_push_subscriptions(p_credential bytea) returns TABLE(endpoint_hash bytea, is_mine boolean)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mail_history(p_credential bytea, p_hours integer DEFAULT 24) returns TABLE(at timestamp with time zone, sent integer, waiting integer, oldest_seconds integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.message_status(p_credential bytea, p_message_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.message_view
@@ -1335,11 +1381,15 @@ create function posthorn_api.recognise_server(p_limit integer) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.record_attempts(p_webhook_ids uuid[], p_lease_ids uuid[], p_delivery_ids uuid[], p_http_statuses integer[], p_problems text[], p_milliseconds integer[], p_retry_after_seconds integer[], p_go_on boolean[]) returns SETOF posthorn_impl.due_delivery
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_api.record_push(p_owner_id uuid, p_subscription_id uuid, p_requests integer, p_http_status integer, p_retry_after_seconds integer) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver(p_credential bytea, p_delivery_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_id uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_push_subscription(p_credential bytea) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.remove_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1382,6 +1432,8 @@ create function posthorn_api.touch_connections(p_credentials bytea[]) returns in
 create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_waits interval[] DEFAULT NULL::interval[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
+create function posthorn_impl.add_push(p_owner_id uuid, p_wait interval DEFAULT NULL::interval) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -1439,6 +1491,10 @@ create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uu
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_pushes(p_owner_id integer, p_connection_ids uuid[]) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_pushes_of_ended_sessions(p_owner_id integer, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_sessions(p_actor posthorn_impl.proven, p_connection_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.epoch() returns bigint
@@ -1451,6 +1507,8 @@ create function posthorn_impl.find_active_webhook(p_caller posthorn_impl.identit
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.find_groups_between(p_owner_id integer, p_agent_id uuid, p_peer_agent_id uuid, p_now timestamp with time zone) returns posthorn_impl.groups_between
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.find_owner(p_owner_id uuid) returns integer
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.find_place() returns posthorn_impl.place
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
@@ -1493,6 +1551,8 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_owner_of_pushes(p_owner_id uuid) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_owner_webhook(p_owner_id integer, p_webhook_id uuid) returns posthorn.webhooks
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid[]) returns void
@@ -1502,6 +1562,8 @@ create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) retu
 create function posthorn_impl.logs_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(agent_id uuid, wake_number integer, event_seq bigint)
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.look_again(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.look_for_pushes_again(p_owner_id integer, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1543,6 +1605,8 @@ create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.push_request(p_owner_id integer) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_most integer, p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
@@ -1624,6 +1688,7 @@ grant execute on function ops.wrap_server_secret(text,text,bytea) to posthorn_ad
 grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
+grant execute on function posthorn_api.add_push_subscription(bytea,bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_admin;
@@ -1633,6 +1698,7 @@ grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.claim_deliveries(uuid[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_api.claim_pushes(uuid) to posthorn_jobs;
 grant execute on function posthorn_api.close_streams(bytea[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.consume_grant_token(bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.consume_oauth_record(text,bytea) to posthorn_app;
@@ -1684,6 +1750,7 @@ grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,b
 grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.list_push_subscriptions(bytea) to posthorn_app;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
@@ -1706,10 +1773,12 @@ grant execute on function posthorn_api.recognise_server(integer) to posthorn_adm
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_jobs;
 grant execute on function posthorn_api.record_attempts(uuid[],uuid[],uuid[],integer[],text[],integer[],integer[],boolean[]) to posthorn_jobs;
+grant execute on function posthorn_api.record_push(uuid,uuid,integer,integer,integer) to posthorn_jobs;
 grant execute on function posthorn_api.redeliver(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
+grant execute on function posthorn_api.remove_push_subscription(bytea) to posthorn_app;
 grant execute on function posthorn_api.remove_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
@@ -1733,6 +1802,7 @@ grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to po
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.server_secret() to posthorn_app;
+grant execute on function posthorn_api.server_secret() to posthorn_jobs;
 grant execute on function posthorn_api.session_owner(bytea) to posthorn_app;
 grant execute on function posthorn_api.set_webhook(bytea,text,bytea,bytea,text[],bytea,boolean,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin;
@@ -1741,6 +1811,7 @@ grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
 grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
+grant execute on function posthorn_impl.add_push(uuid,interval) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
@@ -1749,6 +1820,7 @@ grant execute on function posthorn_impl.clock() to posthorn_prover;
 grant execute on function posthorn_impl.delete_expired_records(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_impl.find_owner(uuid) to posthorn_engine;
 grant execute on function posthorn_impl.find_place() to posthorn_engine;
 grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
@@ -1857,6 +1929,9 @@ grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
 grant delete, select (ctid, owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
+grant delete, insert, select, update (requests_made, requests_told, failures, next_push_at) on posthorn.push_subscriptions to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.push_subscriptions to posthorn_jobs;
+grant select (owner_id, subscription_id, connection_id, requests_made, requests_told, failures, next_push_at, created_at) on posthorn.push_subscriptions to posthorn_ops;
 grant delete, select on posthorn.ring_keys to posthorn_admin;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
 grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;

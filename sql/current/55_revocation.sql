@@ -77,6 +77,7 @@ begin
      and c.revoked_at is null;
   delete from posthorn.grant_tokens t where t.owner_id = p_actor.owner_id and t.connection_id = any (v_connections);
   perform posthorn_impl.delete_webhooks(p_actor.owner_id, v_silenced, v_connections);
+  perform posthorn_impl.end_pushes(p_actor.owner_id, v_connections);
   perform posthorn_impl.end_messages(p_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(p_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
 end $$;

@@ -666,6 +666,7 @@ begin
          and (select count(*) from posthorn.groups g where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > p_now)
            >= posthorn_impl.limit_value('active_groups_per_owner')) then
     perform posthorn_impl.wake(array[posthorn_impl.tell_owner(p_actor.owner_id, 'proposal.created', array[p_proposal.proposal_id], null, p_now)]);
+    perform posthorn_impl.push_request(p_actor.owner_id);
     return;
   end if;
   perform posthorn_impl.apply_approval(

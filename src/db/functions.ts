@@ -78,6 +78,17 @@ export interface DueDelivery {
   messageIds: string[] | null;
 }
 
+export interface DuePush {
+  subscriptionId: string;
+  ringKeyId: string;
+  wrappedKey: Buffer;
+  endpointHash: Buffer;
+  sealedSubscription: Buffer;
+  requests: number;
+  waiting: number;
+  lifeSeconds: number;
+}
+
 export interface GroupView {
   id: string;
   name: string;
@@ -162,6 +173,17 @@ export async function addGrantToken(db: Queryable, p: { proof: Buffer; connectio
     ['p_seconds', 'int4', p.seconds],
   ]);
   await db.query(`select true from posthorn_api.add_grant_token(${names}) f`, values);
+}
+
+/** The browser of this session is notified of requests from now on, at this address in place of the one before; raises limit_reached. */
+export async function addPushSubscription(db: Queryable, p: { credential: Buffer; endpointHash: Buffer; sealedSubscription: Buffer }): Promise<string> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_endpoint_hash', 'bytea', p.endpointHash],
+    ['p_sealed_subscription', 'bytea', p.sealedSubscription],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.add_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 export interface AdvanceReceiptsRow {
@@ -285,6 +307,15 @@ export async function claimDeliveries(db: Queryable, p: { webhookIds: (string | 
     ['p_lease_ids', 'uuid[]', p.leaseIds],
   ]);
   const { rows } = await db.query(`select f.item, f.webhook_id as "webhookId", f.delivery_id as "deliveryId", f.agent_id as "agentId", f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.sealed_url as "sealedUrl", f.sealed_secret as "sealedSecret", f.previous_sealed_secret as "previousSealedSecret", f.sealed_auth_header as "sealedAuthHeader", f.kind, f.occurred_at as "occurredAt", f.subject_id as "subjectId", f.state, f.pending_count as "pendingCount", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds" from posthorn_api.claim_deliveries(${names}) f`, values);
+  return rows;
+}
+
+/** The owner's browsers that are to be told now, each at most once a minute, with how many requests wait and for how many seconds the last of them does; and a job for those that must wait. None where no request waits any more or the owner is suspended. */
+export async function claimPushes(db: Queryable, p: { ownerId: string }): Promise<DuePush[]> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+  ]);
+  const { rows } = await db.query(`select f.subscription_id as "subscriptionId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.endpoint_hash as "endpointHash", f.sealed_subscription as "sealedSubscription", f.requests, f.waiting, f.life_seconds as "lifeSeconds" from posthorn_api.claim_pushes(${names}) f`, values);
   return rows;
 }
 
@@ -472,7 +503,7 @@ export interface ExportAccountRow {
   kind: string;
   content: unknown;
 }
-/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret. */
+/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret. */
 export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -712,6 +743,19 @@ export async function listProposals(db: Queryable, p: { credential: Buffer; agen
     ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
+  return rows;
+}
+
+export interface ListPushSubscriptionsRow {
+  endpointHash: Buffer;
+  isMine: boolean;
+}
+/** The owner's browsers that are notified of requests, by the hash of their addresses, and which is that of this session. */
+export async function listPushSubscriptions(db: Queryable, p: { credential: Buffer }): Promise<ListPushSubscriptionsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.endpoint_hash as "endpointHash", f.is_mine as "isMine" from posthorn_api.list_push_subscriptions(${names}) f`, values);
   return rows;
 }
 
@@ -992,6 +1036,18 @@ export async function recordAttempts(db: Queryable, p: { webhookIds: (string | n
   return rows;
 }
 
+/** Records how a push went, by the status of the answer (null: none). A browser that is gone is forgotten; a push service that is busy or away is asked again up to four times, after half a minute and longer, or as long as it says. */
+export async function recordPush(db: Queryable, p: { ownerId: string; subscriptionId: string; requests: number; httpStatus: number | null; retryAfterSeconds: number | null }): Promise<void> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+    ['p_subscription_id', 'uuid', p.subscriptionId],
+    ['p_requests', 'int4', p.requests],
+    ['p_http_status', 'int4', p.httpStatus],
+    ['p_retry_after_seconds', 'int4', p.retryAfterSeconds],
+  ]);
+  await db.query(`select true from posthorn_api.record_push(${names}) f`, values);
+}
+
 /** Sends a delivery again, whatever became of it. */
 export async function redeliver(db: Queryable, p: { credential: Buffer; deliveryId: string; agentId?: string | null }): Promise<DeliveryView> {
   const { names, values } = bind([
@@ -1024,6 +1080,15 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
+}
+
+/** The browser of this session is notified no more; answers whether it was. */
+export async function removePushSubscription(db: Queryable, p: { credential: Buffer }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.remove_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** Deletes the agent's endpoint and its deliveries; answers whether there was one. */

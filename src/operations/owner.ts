@@ -37,6 +37,7 @@ import {
   time,
 } from './fields.ts';
 import { defineOwnerOperation, type OwnerOperation } from './operation.ts';
+import { addPush, removePush } from './pushes.ts';
 import {
   Connection,
   connectionView,
@@ -396,6 +397,8 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
       return settingsView(await changeOwnerSettings(pool, { credential, ...given }));
     },
   }),
+  addPush,
+  removePush,
   defineOwnerOperation({
     name: 'delete_account',
     title: 'Delete the account',

@@ -95,6 +95,8 @@ const ACTS: Record<string, string> = {
   'proposal.approve': 'Request approved',
   'proposal.deny': 'Request denied',
   'proposal.lift': 'Denial lifted',
+  'push.add': 'Notifications switched on in a browser',
+  'push.remove': 'Notifications ended in a browser',
 };
 
 function entry(

@@ -1,4 +1,4 @@
-import { HORN, LIVE_SCRIPT, STYLE } from './assets.ts';
+import { HORN, LIVE_SCRIPT, MANIFEST, STYLE } from './assets.ts';
 import { type Html, html } from './html.ts';
 import { horn, ICONS } from './icons.ts';
 
@@ -95,6 +95,7 @@ function document(title: string, body: Html): string {
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>${title} · Posthorn</title>
 <link rel="icon" type="image/svg+xml" href="${HORN.path}">
+<link rel="manifest" href="${MANIFEST.path}">
 <link rel="stylesheet" href="${STYLE.path}">
 </head>
 ${body}

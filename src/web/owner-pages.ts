@@ -163,6 +163,7 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
     credential,
     formToken,
     publicUrl: services.publicUrl,
+    pushPublicKey: services.pushPublicKey,
     now: new Date(),
     older: (list) => olderOf(ctx, list),
   });

@@ -12,6 +12,8 @@ export interface Reader {
   formToken: string;
   /** Where people and agents reach this server. */
   publicUrl: string;
+  /** What push services know this server by. */
+  pushPublicKey: () => Promise<string>;
   now: Date;
   /** Behind which id a list of what is past goes on, by its name in the page's address. */
   older: (list: OlderList) => string | undefined;

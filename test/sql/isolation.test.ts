@@ -117,6 +117,8 @@ async function makeSide(): Promise<Side> {
   });
   const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
   await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
+  const browser = { endpointHash: randomBytes(32), sealedSubscription: randomBytes(300) };
+  await functions.addPushSubscription(app, { credential: owner.session, ...browser });
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
   const [stream, otherStream] = [makeId(), makeId()];
   for (const [streamId, { credential, id }] of [
@@ -190,6 +192,7 @@ function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
 const WORKERS_OWN = [
   'beat_worker',
   'claim_deliveries',
+  'claim_pushes',
   'delete_deleted_accounts',
   'delete_expired_credentials',
   'delete_outdated',
@@ -197,6 +200,7 @@ const WORKERS_OWN = [
   'expire_messages',
   'expire_proposals',
   'record_attempts',
+  'record_push',
 ];
 
 async function tables(...schemas: string[]): Promise<string[]> {
@@ -533,6 +537,7 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       owners: 'set automatic_approval = false',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      push_subscriptions: 'set failures = 9',
       streams: 'set leased_until = now()',
       webhooks: 'set consecutive_failures = 9',
     };
@@ -1426,6 +1431,13 @@ describe('people within one owner', () => {
       functions.approveProposal(app, { credential, proposalId: ours.proposal }),
       functions.denyProposal(app, { credential, proposalId: ours.proposal }),
       functions.liftDenial(app, { credential, proposalId: ours.proposal }),
+      functions.addPushSubscription(app, {
+        credential,
+        endpointHash: randomBytes(32),
+        sealedSubscription: randomBytes(300),
+      }),
+      functions.removePushSubscription(app, { credential }),
+      functions.listPushSubscriptions(app, { credential }),
       functions.exportAccount(app, { credential }),
       functions.deleteAccount(app, { credential }),
     ];
@@ -1536,6 +1548,7 @@ describe('workers', () => {
       'wrapped_key from posthorn.owner_keys',
       'credential_hash from posthorn.connections',
       'sealed_secret from posthorn.webhooks',
+      'sealed_subscription from posthorn.push_subscriptions',
       'label from posthorn.agents',
     ]) {
       expect(await sqlState(jobs.query(`select ${hidden}`)), hidden).toBe('42501');
