@@ -15,6 +15,8 @@ export interface ServerSecrets {
   open(place: string, sealed: Buffer): Record<string, unknown>;
   /** The one token that follows another: whoever asks again is told the same. */
   successorOf(token: string): string;
+  /** What stands for an account at an OpenID provider: nobody can make it of a name that they guess. */
+  subjectHash(issuer: string, subject: string): Buffer;
 }
 
 /**
@@ -35,12 +37,14 @@ export async function loadServerSecrets(db: Queryable, openRing: () => Promise<K
     Buffer.from(hkdfSync('sha256', Buffer.from(secret, 'base64'), '', `posthorn ${use}`, 32));
   const recordKey = derive('records');
   const successorKey = derive('successors');
+  const subjectKey = derive('openid subjects');
   return {
     cookieKey: derive('cookies').toString('base64url'),
     signingKey: signing_key,
     seal: (place, value) => encrypt(recordKey, place, Buffer.from(JSON.stringify(value))),
     open: (place, sealed) => JSON.parse(decrypt(recordKey, place, sealed).toString()),
     successorOf: (token) => createHmac('sha256', successorKey).update(token).digest('base64url'),
+    subjectHash: (issuer, subject) => createHmac('sha256', subjectKey).update(JSON.stringify([issuer, subject])).digest(),
   };
 }
 

@@ -27,6 +27,7 @@ import {
 import { invalidRequest, PosthornError } from '../errors.ts';
 import { id, line, paragraph, time } from './fields.ts';
 import { defineOwnerOperation, type OwnerOperation } from './operation.ts';
+import { SIGN_IN_OPERATIONS } from './sign-in.ts';
 import {
   Connection,
   connectionView,
@@ -65,6 +66,7 @@ function settingsView([row]: OwnerSettingsRow[]): z.infer<typeof Settings> {
 
 /** Every operation of /owner/v1. */
 export const OWNER_OPERATIONS: OwnerOperation[] = [
+  ...SIGN_IN_OPERATIONS,
   defineOwnerOperation({
     name: 'list_owner_proposals',
     title: 'List requests',

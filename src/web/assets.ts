@@ -18,4 +18,5 @@ function readAsset(name: string, type: Asset['type']): Asset {
 
 export const STYLE = readAsset('style', 'css');
 export const LIVE_SCRIPT = readAsset('live', 'js');
+export const PASSKEYS_SCRIPT = readAsset('passkeys', 'js');
 export const HORN = readAsset('horn', 'svg');

@@ -8,5 +8,7 @@ export interface Reader {
   formToken: string;
   /** Where people and agents reach this server. */
   publicUrl: string;
+  /** What the operator's OpenID provider is called; undefined where there is none. */
+  openidName: string | undefined;
   now: Date;
 }
