@@ -18,7 +18,7 @@ export function howToSignInPage({
   return page(
     'Sign in',
     html`${problem && html`<p class="problem" role="alert">${problem}</p>`}
-${isOnTheWay && html`<p class="quiet">You come back to where you were going afterwards.</p>`}
+${isOnTheWay && html`<p class="quiet">You come back to this page afterwards.</p>`}
 ${
   hasPasskeys &&
   html`<form class="for-passkeys" method="post" action="/owner/sign-in/passkey" data-passkey="/owner/sign-in/passkey/options">

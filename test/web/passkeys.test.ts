@@ -99,7 +99,7 @@ describe('signing in', () => {
     const passkey = await makePasskey();
     const browser = createBrowser(first);
     const page = await browser.open('/owner/agents');
-    expect(page.text).toContain('You come back');
+    expect(page.text).toContain('You come back to this page afterwards');
     expect((await browser.submit(page, { passkey: passkey.answer(await ask(browser)) })).url).toBe(
       `${first}/owner/agents`,
     );
