@@ -16,7 +16,10 @@ const httpUrl = z
 /** Who names somebody for us must not be spoken with in the clear, unless on the same machine. Compared to the letter, so kept so. */
 const issuerUrl = z
   .url({ protocol: /^https?$/, error: 'must look like https://login.example' })
-  .refine((url) => /^https:|^http:\/\/(localhost|127\.0\.0\.1|\[::1\])(:|\/|$)/.test(url), 'must be an https:// address');
+  .refine(
+    (url) => /^https:|^http:\/\/(localhost|127\.0\.0\.1|\[::1\])(:|\/|$)/.test(url),
+    'must be an https:// address',
+  );
 const text = z.string().min(1);
 const port = z.coerce
   .number({ error: 'must be a port from 0 to 65535' })

@@ -117,8 +117,7 @@ export async function startPod(options: {
     credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
     webhookAllow: options.webhookAllow ?? parseAllowList(''),
     openid:
-      options.openid &&
-      createOpenIdProvider(options.openid, () => services.publicUrl + OPENID_CALLBACK, openidEgress),
+      options.openid && createOpenIdProvider(options.openid, () => services.publicUrl + OPENID_CALLBACK, openidEgress),
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();

@@ -99,7 +99,11 @@ export async function askForNewPasskey(
   });
 }
 
-const base64url = (length: number) => z.string().max(length).regex(/^[\w-]+$/);
+const base64url = (length: number) =>
+  z
+    .string()
+    .max(length)
+    .regex(/^[\w-]+$/);
 
 const Registration = z.object({
   id: base64url(1_400),

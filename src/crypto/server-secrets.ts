@@ -44,7 +44,10 @@ export async function loadServerSecrets(db: Queryable, openRing: () => Promise<K
     seal: (place, value) => encrypt(recordKey, place, Buffer.from(JSON.stringify(value))),
     open: (place, sealed) => JSON.parse(decrypt(recordKey, place, sealed).toString()),
     successorOf: (token) => createHmac('sha256', successorKey).update(token).digest('base64url'),
-    subjectHash: (issuer, subject) => createHmac('sha256', subjectKey).update(JSON.stringify([issuer, subject])).digest(),
+    subjectHash: (issuer, subject) =>
+      createHmac('sha256', subjectKey)
+        .update(JSON.stringify([issuer, subject]))
+        .digest(),
   };
 }
 

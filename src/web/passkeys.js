@@ -16,7 +16,8 @@ const toText = (buffer) =>
 const withBytes = (list = []) => list.map((each) => ({ ...each, id: toBytes(each.id) }));
 
 function readCreation(options) {
-  if (PublicKeyCredential.parseCreationOptionsFromJSON) return PublicKeyCredential.parseCreationOptionsFromJSON(options);
+  if (PublicKeyCredential.parseCreationOptionsFromJSON)
+    return PublicKeyCredential.parseCreationOptionsFromJSON(options);
   return {
     ...options,
     challenge: toBytes(options.challenge),

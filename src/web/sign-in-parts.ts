@@ -17,7 +17,8 @@ export const passkeyFields = (): Html =>
 const PROBLEMS: Record<string, string> = {
   NotAllowedError: 'No passkey was used: it was cancelled, took too long, or there is none here for this server.',
   InvalidStateError: 'That authenticator holds a passkey for this account already.',
-  SecurityError: 'Passkeys work at the address that POSTHORN_PUBLIC_URL names, and this page was opened at another one.',
+  SecurityError:
+    'Passkeys work at the address that POSTHORN_PUBLIC_URL names, and this page was opened at another one.',
   NotSupportedError: 'This browser cannot make such a passkey.',
   passkeys_per_owner: 'You have as many passkeys as may be. Remove one first.',
   rate_limited: 'Too many sign-ins begin here. Wait an hour.',

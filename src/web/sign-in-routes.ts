@@ -28,10 +28,10 @@ import {
   writeSession,
 } from '../request/session.ts';
 import type { Web } from './endpoint.ts';
-import { passkeyProblem } from './sign-in-parts.ts';
 import { go, show } from './responses.ts';
 import { takeReturn } from './return-path.ts';
 import { goToProviderPage, howToSignInPage, signInFailedPage, signInPage } from './sign-in-pages.ts';
+import { passkeyProblem } from './sign-in-parts.ts';
 
 /** Where the provider sends browsers back to. */
 export const OPENID_CALLBACK = '/owner/sign-in/openid/callback';

@@ -46,7 +46,15 @@ const use = (
   begun: Awaited<ReturnType<typeof begin>>,
   changes: Partial<Parameters<typeof functions.usePasskey>[1]> = {},
 ) =>
-  functions.usePasskey(app, { ...begun, handleHash, credentialId, isValid: true, signCount: 0, ...SESSION(), ...changes });
+  functions.usePasskey(app, {
+    ...begun,
+    handleHash,
+    credentialId,
+    isValid: true,
+    signCount: 0,
+    ...SESSION(),
+    ...changes,
+  });
 
 describe('a passkey', () => {
   test('makes a session of its owner, and leaves who acted in the log', async () => {
@@ -105,10 +113,12 @@ describe('a passkey', () => {
     const begun = await begin();
     expect(await use(passkey, begun, { isValid: false })).toBe('not_found');
     expect(await use(passkey, begun)).toBe('not_found');
-    const nothing = await app.query(
-      `select posthorn_api.use_passkey($1, $2, $3, $4, null, 0, $5, 'x', 1) as outcome`,
-      [...Object.values(await begin()), passkey.handleHash, passkey.credentialId, randomBytes(32)],
-    );
+    const nothing = await app.query(`select posthorn_api.use_passkey($1, $2, $3, $4, null, 0, $5, 'x', 1) as outcome`, [
+      ...Object.values(await begin()),
+      passkey.handleHash,
+      passkey.credentialId,
+      randomBytes(32),
+    ]);
     expect(nothing.rows).toEqual([{ outcome: 'not_found' }]);
   });
 
@@ -277,7 +287,12 @@ test('a browser or session has one challenge for each purpose, and those that en
   expect(await count()).toBe(0);
   const browserHash = randomBytes(32);
   for (let time = 0; time < 3; time++)
-    await functions.beginSignIn(app, { purpose: 'use_passkey', challengeHash: randomBytes(32), browserHash, bucket: 9 });
+    await functions.beginSignIn(app, {
+      purpose: 'use_passkey',
+      challengeHash: randomBytes(32),
+      browserHash,
+      bucket: 9,
+    });
   expect(await count()).toBe(1);
   await functions.deleteExpiredCredentials(jobs, { limit: 10_000 });
   expect(await count()).toBe(1);
