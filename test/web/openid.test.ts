@@ -323,7 +323,6 @@ test('the provider may be at the address that the operator named, and send us to
   await Promise.all([once(inner, 'listening'), once(sly, 'listening')]);
   const issuer = `http://127.0.0.1:${(sly.address() as AddressInfo).port}`;
   const other = await startPosthorn({
-    database: posthorn.database,
     openid: { issuer, clientId: 'x', clientSecret: 'y', name: 'Sly' },
   });
   try {
@@ -347,7 +346,7 @@ test('a provider that is away is said to be, and asked again the next time', asy
   const late = await startOpenIdProvider('Late');
   const { issuer } = late.settings;
   await late.close();
-  const other = await startPosthorn({ database: posthorn.database, openid: { ...late.settings, issuer } });
+  const other = await startPosthorn({ openid: late.settings });
   try {
     const browser = createBrowser(other.pods[0]!.url);
     const begin = formOf(await browser.open('/owner/sign-in'), /openid/);
@@ -369,7 +368,7 @@ test('a provider that is away is said to be, and asked again the next time', asy
 });
 
 test('without a provider there is no button', async () => {
-  const other = await startPosthorn({ database: posthorn.database });
+  const other = await startPosthorn();
   try {
     const browser = createBrowser(other.pods[0]!.url);
     expect((await browser.open('/owner')).text).not.toContain('Sign in with');
