@@ -31,7 +31,12 @@ async function makePasskey(credential = owner.session, signCount = 0) {
   return { id: made.id, handleHash, credentialId };
 }
 
-async function begin(purpose = 'use_passkey', bucket = 1) {
+interface Begun {
+  challengeHash: Buffer;
+  browserHash: Buffer;
+}
+
+async function begin(purpose = 'use_passkey', bucket = 1): Promise<Begun> {
   const [challengeHash, browserHash] = [randomBytes(32), randomBytes(32)];
   expect(await functions.beginSignIn(app, { purpose, challengeHash, browserHash, bucket })).toBe(true);
   return { challengeHash, browserHash };
@@ -43,7 +48,7 @@ type Passkey = Awaited<ReturnType<typeof makePasskey>>;
 
 const use = (
   { handleHash, credentialId }: Passkey,
-  begun: Awaited<ReturnType<typeof begin>>,
+  begun: Begun,
   changes: Partial<Parameters<typeof functions.usePasskey>[1]> = {},
 ) =>
   functions.usePasskey(app, {
@@ -205,7 +210,7 @@ describe('an account at the provider', () => {
     return await functions.addOpenidAccount(app, { credential, stateHash, subjectHash, ...said });
   }
 
-  const enter = async (subjectHash: Buffer, begun?: Awaited<ReturnType<typeof begin>>) => {
+  const enter = async (subjectHash: Buffer, begun?: Begun) => {
     const { challengeHash: stateHash, browserHash } = begun ?? (await begin('use_openid'));
     return await functions.useOpenidAccount(app, { stateHash, browserHash, subjectHash, ...SESSION() });
   };
