@@ -145,6 +145,19 @@ create type posthorn_impl.message_view as (
   processed_at timestamp with time zone,
   replied_at timestamp with time zone
 );
+create type posthorn_impl.openid_account_view as (
+  id uuid,
+  issuer text,
+  label text,
+  created_at timestamp with time zone,
+  last_used_at timestamp with time zone
+);
+create type posthorn_impl.passkey_view as (
+  id uuid,
+  label text,
+  created_at timestamp with time zone,
+  last_used_at timestamp with time zone
+);
 create type posthorn_impl.place as (
   system_identifier bigint,
   database_oid bigint,
@@ -281,7 +294,7 @@ create unlogged table posthorn.attempts (
   bucket integer not null,
   attempts integer not null,
   counted_until timestamp with time zone not null,
-  constraint act_is_known CHECK ((act = ANY ('{sign_in,register_client,authorize,ask_device_code}'::text[]))),
+  constraint act_is_known CHECK ((act = ANY ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}'::text[]))),
   constraint attempts_pkey PRIMARY KEY (act, bucket),
   constraint bucket_has_16_bits CHECK (((bucket >= 0) AND (bucket <= 65535)))
 ) with (fillfactor=50); -- of posthorn_owner
@@ -330,6 +343,21 @@ create policy select_deleted on posthorn.bodies for select to posthorn_jobs usin
 create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.bodies for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create unlogged table posthorn.challenges (
+  bound_to bytea not null,
+  purpose text not null,
+  challenge_hash bytea not null,
+  handle_hash bytea,
+  expires_at timestamp with time zone not null,
+  constraint bound_to_is_sha256 CHECK ((octet_length(bound_to) = 32)),
+  constraint challenge_hash_is_sha256 CHECK ((octet_length(challenge_hash) = 32)),
+  constraint challenges_pkey PRIMARY KEY (bound_to, purpose),
+  constraint handle_hash_is_sha256 CHECK ((octet_length(handle_hash) = 32)),
+  constraint only_a_new_passkey_has_a_handle CHECK (((purpose = 'add_passkey'::text) = (handle_hash IS NOT NULL))),
+  constraint purpose_is_known CHECK ((purpose = ANY ('{add_passkey,use_passkey,connect_openid,use_openid}'::text[])))
+); -- of posthorn_owner
+CREATE INDEX challenges_by_end ON posthorn.challenges USING btree (expires_at);
 
 create table posthorn.connections (
   owner_id integer not null,
@@ -766,6 +794,32 @@ CREATE UNIQUE INDEX oauth_records_by_uid ON posthorn.oauth_records USING btree (
 CREATE UNIQUE INDEX oauth_records_by_user_code ON posthorn.oauth_records USING btree (model, user_code_hash) WHERE (user_code_hash IS NOT NULL);
 CREATE INDEX unused_oauth_clients ON posthorn.oauth_records USING btree (created_at) WHERE ((model = 'Client'::text) AND (expires_at < 'infinity'::timestamp with time zone));
 
+create table posthorn.openid_accounts (
+  owner_id integer not null,
+  account_id uuid not null default posthorn.make_id(),
+  subject_hash bytea not null,
+  issuer text not null,
+  label text not null,
+  created_at timestamp with time zone not null,
+  last_used_at timestamp with time zone,
+  constraint issuer_has_1_to_512_characters CHECK (((char_length(issuer) >= 1) AND (char_length(issuer) <= 512))),
+  constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint openid_accounts_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint openid_accounts_pkey PRIMARY KEY (owner_id, account_id),
+  constraint subject_hash_is_sha256 CHECK ((octet_length(subject_hash) = 32)),
+  constraint subjects_are_unique_everywhere UNIQUE (subject_hash)
+); -- of posthorn_owner
+alter table posthorn.openid_accounts enable row level security;
+alter table posthorn.openid_accounts force row level security;
+create policy delete_deleted on posthorn.openid_accounts for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.openid_accounts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.openid_accounts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.openid_accounts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_presented on posthorn.openid_accounts for select to posthorn_prover using ((subject_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.openid_accounts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.openid_accounts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
 create table posthorn.owner_keys (
   owner_id integer not null,
   ring_key_id text not null,
@@ -815,6 +869,37 @@ create policy select_deleted on posthorn.owners for select to posthorn_jobs usin
 create policy select_proved on posthorn.owners for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
 create policy update_proved on posthorn.owners for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.passkeys (
+  owner_id integer not null,
+  passkey_id uuid not null default posthorn.make_id(),
+  handle_hash bytea not null,
+  credential_id bytea not null,
+  public_key bytea not null,
+  sign_count bigint not null,
+  label text not null,
+  created_at timestamp with time zone not null,
+  last_used_at timestamp with time zone,
+  constraint credential_id_has_16_to_1023_bytes CHECK (((octet_length(credential_id) >= 16) AND (octet_length(credential_id) <= 1023))),
+  constraint handle_hash_is_sha256 CHECK ((octet_length(handle_hash) = 32)),
+  constraint handles_are_unique_everywhere UNIQUE (handle_hash),
+  constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint passkeys_are_unique_everywhere UNIQUE (credential_id),
+  constraint passkeys_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint passkeys_pkey PRIMARY KEY (owner_id, passkey_id),
+  constraint public_key_is_bounded CHECK (((octet_length(public_key) >= 32) AND (octet_length(public_key) <= 2048))),
+  constraint sign_count_has_32_bits CHECK (((sign_count >= 0) AND (sign_count <= '4294967295'::bigint)))
+); -- of posthorn_owner
+alter table posthorn.passkeys enable row level security;
+alter table posthorn.passkeys force row level security;
+create policy delete_deleted on posthorn.passkeys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.passkeys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.passkeys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.passkeys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_presented on posthorn.passkeys for select to posthorn_prover using ((handle_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.passkeys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.passkeys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.posts (
   owner_id integer not null,
@@ -1255,6 +1340,10 @@ create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid, p_kind text, p_token_hash bytea, p_payload bytea, p_scopes text[], p_seconds integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_openid_account(p_credential bytea, p_state_hash bytea, p_subject_hash bytea, p_issuer text, p_label text) returns posthorn_impl.openid_account_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_passkey(p_credential bytea, p_challenge_hash bytea, p_credential_id bytea, p_public_key bytea, p_sign_count bigint, p_label text) returns posthorn_impl.passkey_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.add_push_subscription(p_credential bytea, p_endpoint_hash bytea, p_sealed_subscription bytea) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
@@ -1267,6 +1356,12 @@ create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owne
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.beat_worker(p_worker_id text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_openid_account(p_credential bytea, p_state_hash bytea) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_passkey(p_credential bytea, p_challenge_hash bytea, p_handle_hash bytea) returns TABLE(credential_id bytea)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_sign_in(p_purpose text, p_challenge_hash bytea, p_browser_hash bytea, p_bucket integer) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
@@ -1315,6 +1410,8 @@ create function posthorn_api.find_grant_token(p_kind text, p_token_hash bytea) r
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.find_oauth_record(p_model text, p_id_hash bytea DEFAULT NULL::bytea, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns TABLE(payload bytea, consumed_at timestamp with time zone)
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.find_passkey(p_challenge_hash bytea, p_browser_hash bytea, p_handle_hash bytea, p_credential_id bytea, p_bucket integer) returns TABLE(outcome text, public_key bytea)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.get_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.inbox_snapshots(p_credential bytea, p_agent_ids uuid[]) returns TABLE(agent_id uuid, last_seq bigint, pending_count integer, message_ids uuid[], proposal_ids uuid[])
@@ -1337,6 +1434,8 @@ create function posthorn_api.list_deliveries(p_credential bytea, p_agent_id uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_ids uuid[] DEFAULT NULL::uuid[], p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_openid_accounts(p_credential bytea) returns SETOF posthorn_impl.openid_account_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_agents(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_groups(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
@@ -1344,6 +1443,8 @@ create function posthorn_api.list_owner_groups(p_credential bytea, p_limit integ
 create function posthorn_api.list_owner_proposals(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_owner_webhooks(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.webhook_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_passkeys(p_credential bytea) returns SETOF posthorn_impl.passkey_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1389,6 +1490,10 @@ create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_i
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_openid_account(p_credential bytea, p_account_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_passkey(p_credential bytea, p_passkey_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.remove_push_subscription(p_credential bytea) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.remove_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
@@ -1428,6 +1533,10 @@ create function posthorn_api.sign_out(p_credential bytea, p_everywhere boolean) 
 create function posthorn_api.test_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_openid_account(p_state_hash bytea, p_browser_hash bytea, p_subject_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_passkey(p_challenge_hash bytea, p_browser_hash bytea, p_handle_hash bytea, p_credential_id bytea, p_is_valid boolean, p_sign_count bigint, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1567,6 +1676,8 @@ create function posthorn_impl.look_for_pushes_again(p_owner_id integer, p_now ti
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.make_challenge(p_purpose text, p_bound_to bytea, p_challenge_hash bytea, p_lifetime interval, p_handle_hash bytea DEFAULT NULL::bytea) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.max_attempts() returns integer
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
@@ -1601,8 +1712,12 @@ create function posthorn_impl.prove_grant_token(p_token_hash bytea) returns TABL
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_link(p_link_hash bytea) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_openid_account(p_subject_hash bytea) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.prove_passkey(p_handle_hash bytea, p_credential_id bytea) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.push_request(p_owner_id integer) returns void
@@ -1627,6 +1742,8 @@ create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.start_session(p_owner_id integer, p_session_hash bytea, p_label text, p_replaces bytea, p_now timestamp with time zone) returns posthorn_impl.proven
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.start_webhook(p_owner_id integer, p_agent_id uuid, p_is_again boolean, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.stop_webhook(p_webhook posthorn.webhooks, p_reason text, p_now timestamp with time zone) returns void
@@ -1635,6 +1752,8 @@ create function posthorn_impl.stream_is_live(p_stream posthorn.streams, p_now ti
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.take_challenge(p_purpose text, p_bound_to bytea, p_challenge_hash bytea) returns posthorn.challenges
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_owner(p_owner_id integer, p_kind text, p_subject_ids uuid[], p_state text, p_now timestamp with time zone) returns integer
@@ -1688,6 +1807,8 @@ grant execute on function ops.wrap_server_secret(text,text,bytea) to posthorn_ad
 grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
+grant execute on function posthorn_api.add_openid_account(bytea,bytea,bytea,text,text) to posthorn_app;
+grant execute on function posthorn_api.add_passkey(bytea,bytea,bytea,bytea,bigint,text) to posthorn_app;
 grant execute on function posthorn_api.add_push_subscription(bytea,bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
@@ -1695,6 +1816,9 @@ grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,int
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_app;
 grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
 grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
+grant execute on function posthorn_api.begin_openid_account(bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.begin_passkey(bytea,bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.begin_sign_in(text,bytea,bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.claim_deliveries(uuid[],uuid[]) to posthorn_jobs;
@@ -1726,6 +1850,7 @@ grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.find_grant_token(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.find_oauth_record(text,bytea,bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.find_passkey(bytea,bytea,bytea,bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.get_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.inbox_snapshots(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.keep_server_secret(text,bytea) to posthorn_app;
@@ -1741,6 +1866,7 @@ grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boole
 grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.list_deliveries(bytea,uuid,uuid,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer,uuid[],boolean) to posthorn_app;
+grant execute on function posthorn_api.list_openid_accounts(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.list_owner_groups(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
@@ -1749,6 +1875,7 @@ grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,b
 grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_admin;
 grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_app;
+grant execute on function posthorn_api.list_passkeys(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_push_subscriptions(bytea) to posthorn_app;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
@@ -1778,6 +1905,8 @@ grant execute on function posthorn_api.redeliver(bytea,uuid,uuid) to posthorn_ap
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
+grant execute on function posthorn_api.remove_openid_account(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.remove_passkey(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.remove_push_subscription(bytea) to posthorn_app;
 grant execute on function posthorn_api.remove_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
@@ -1809,6 +1938,8 @@ grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_app;
 grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_api.use_openid_account(bytea,bytea,bytea,bytea,text,integer,bytea) to posthorn_app;
+grant execute on function posthorn_api.use_passkey(bytea,bytea,bytea,bytea,boolean,bigint,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
 grant execute on function posthorn_impl.add_push(uuid,interval) to posthorn_engine;
@@ -1829,6 +1960,8 @@ grant execute on function posthorn_impl.present_state(text,timestamp with time z
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.prove_grant_token(bytea) to posthorn_engine;
 grant execute on function posthorn_impl.prove_link(bytea) to posthorn_engine;
+grant execute on function posthorn_impl.prove_openid_account(bytea) to posthorn_engine;
+grant execute on function posthorn_impl.prove_passkey(bytea,bytea) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
@@ -1863,6 +1996,7 @@ grant select on posthorn.audit_entries to posthorn_ops;
 grant delete, insert, select, update (expires_at) on posthorn.bodies to posthorn_engine;
 grant delete, select (ctid, owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
+grant delete, insert, select, update (challenge_hash, handle_hash, expires_at) on posthorn.challenges to posthorn_engine;
 grant insert, select, update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.connections to posthorn_jobs;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
@@ -1910,6 +2044,9 @@ grant select on posthorn.messages to posthorn_ops;
 grant insert, select, update (agent_id) on posthorn.oauth_grants to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.oauth_grants to posthorn_jobs;
 grant delete, insert, select, update (payload, uid_hash, user_code_hash, consumed_at, expires_at) on posthorn.oauth_records to posthorn_engine;
+grant delete, insert, select, update (last_used_at) on posthorn.openid_accounts to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.openid_accounts to posthorn_jobs;
+grant select (owner_id, subject_hash) on posthorn.openid_accounts to posthorn_prover;
 grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
 grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.owner_keys to posthorn_jobs;
@@ -1919,6 +2056,9 @@ grant insert, select, update (automatic_approval, sensitive_content_check, suspe
 grant delete, select (ctid, owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
 grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at, event_seq, wake_number) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
+grant delete, insert, select, update (sign_count, last_used_at) on posthorn.passkeys to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.passkeys to posthorn_jobs;
+grant select (owner_id, handle_hash, credential_id) on posthorn.passkeys to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;

@@ -10,7 +10,7 @@ declare
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
     'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence',
-    'webhooks', 'deliveries', 'delivery_attempts', 'sign_in_links', 'oauth_grants', 'grant_tokens', 'push_subscriptions'];
+    'webhooks', 'deliveries', 'delivery_attempts', 'sign_in_links', 'oauth_grants', 'grant_tokens', 'push_subscriptions', 'passkeys', 'openid_accounts'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop

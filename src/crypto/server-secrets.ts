@@ -26,6 +26,8 @@ export interface ServerSecrets {
   successorOf(token: string): string;
   /** Every browser that is notified depends on it. */
   pushKeys: PushKeys;
+  /** What stands for an account at an OpenID provider: nobody can make it of a name that they guess. */
+  subjectHash(issuer: string, subject: string): Buffer;
 }
 
 /**
@@ -47,6 +49,7 @@ export async function loadServerSecrets(db: Queryable, openRing: () => Promise<K
     Buffer.from(hkdfSync('sha256', Buffer.from(secret, 'base64'), '', `posthorn ${use}`, bytes));
   const recordKey = derive('records');
   const successorKey = derive('successors');
+  const subjectKey = derive('openid subjects');
   return {
     cookieKey: derive('cookies').toString('base64url'),
     signingKey: signing_key,
@@ -54,6 +57,10 @@ export async function loadServerSecrets(db: Queryable, openRing: () => Promise<K
     open: (place, sealed) => JSON.parse(decrypt(recordKey, place, sealed).toString()),
     successorOf: (token) => createHmac('sha256', successorKey).update(token).digest('base64url'),
     pushKeys: makePushKeys(derive('push', 48)),
+    subjectHash: (issuer, subject) =>
+      createHmac('sha256', subjectKey)
+        .update(JSON.stringify([issuer, subject]))
+        .digest(),
   };
 }
 

@@ -121,6 +121,21 @@ export interface MessageView {
   repliedAt: Date | null;
 }
 
+export interface OpenidAccountView {
+  id: string;
+  issuer: string;
+  label: string;
+  createdAt: Date;
+  lastUsedAt: Date | null;
+}
+
+export interface PasskeyView {
+  id: string;
+  label: string;
+  createdAt: Date;
+  lastUsedAt: Date | null;
+}
+
 export interface ProposalView {
   id: string;
   kind: string;
@@ -173,6 +188,33 @@ export async function addGrantToken(db: Queryable, p: { proof: Buffer; connectio
     ['p_seconds', 'int4', p.seconds],
   ]);
   await db.query(`select true from posthorn_api.add_grant_token(${names}) f`, values);
+}
+
+/** Ties an account at the provider to the owner who is signed in; raises expired for a state that this session was not given or has used, limit_reached, and invalid_request for an account that is tied already, to whomever. */
+export async function addOpenidAccount(db: Queryable, p: { credential: Buffer; stateHash: Buffer; subjectHash: Buffer; issuer: string; label: string }): Promise<OpenidAccountView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_state_hash', 'bytea', p.stateHash],
+    ['p_subject_hash', 'bytea', p.subjectHash],
+    ['p_issuer', 'text', p.issuer],
+    ['p_label', 'text', p.label],
+  ]);
+  const { rows } = await db.query(`select f.id, f.issuer, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.add_openid_account(${names}) f`, values);
+  return rows[0];
+}
+
+/** Keeps a passkey whose first answer a pod has checked; raises expired for a challenge that this session was not given or has used, limit_reached, and invalid_request for one that is known already, to whomever. */
+export async function addPasskey(db: Queryable, p: { credential: Buffer; challengeHash: Buffer; credentialId: Buffer; publicKey: Buffer; signCount: number; label: string }): Promise<PasskeyView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_public_key', 'bytea', p.publicKey],
+    ['p_sign_count', 'int8', p.signCount],
+    ['p_label', 'text', p.label],
+  ]);
+  const { rows } = await db.query(`select f.id, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.add_passkey(${names}) f`, values);
+  return rows[0];
 }
 
 /** The browser of this session is notified of requests from now on, at this address in place of the one before; raises limit_reached. */
@@ -279,6 +321,41 @@ export async function beatWorker(db: Queryable, p: { workerId: string }): Promis
     ['p_worker_id', 'text', p.workerId],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.beat_worker(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Remembers for 15 minutes that this session went to the provider to tie an account; raises limit_reached. */
+export async function beginOpenidAccount(db: Queryable, p: { credential: Buffer; stateHash: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_state_hash', 'bytea', p.stateHash],
+  ]);
+  await db.query(`select true from posthorn_api.begin_openid_account(${names}) f`, values);
+}
+
+export interface BeginPasskeyRow {
+  credentialId: Buffer;
+}
+/** Remembers for 5 minutes what this session's next passkey must sign, and the hash of its user handle. Answers the credentials that an authenticator should not make twice; raises limit_reached. */
+export async function beginPasskey(db: Queryable, p: { credential: Buffer; challengeHash: Buffer; handleHash: Buffer }): Promise<BeginPasskeyRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+  ]);
+  const { rows } = await db.query(`select f.credential_id as "credentialId" from posthorn_api.begin_passkey(${names}) f`, values);
+  return rows;
+}
+
+/** Remembers a challenge for a browser that nobody is signed in with: 5 minutes for a passkey, 15 for the provider. False where too many come from its address. */
+export async function beginSignIn(db: Queryable, p: { purpose: string; challengeHash: Buffer; browserHash: Buffer; bucket: number }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_purpose', 'text', p.purpose],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_bucket', 'int4', p.bucket],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.begin_sign_in(${names}) f`, values);
   return rows[0].value;
 }
 
@@ -503,7 +580,7 @@ export interface ExportAccountRow {
   kind: string;
   content: unknown;
 }
-/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret. */
+/** All that the owner may read: settings, connections, ways to sign in, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret. */
 export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -539,6 +616,23 @@ export async function findOauthRecord(db: Queryable, p: { model: string; idHash?
     ['p_user_code_hash', 'bytea', p.userCodeHash],
   ]);
   const { rows } = await db.query(`select f.payload, f.consumed_at as "consumedAt" from posthorn_api.find_oauth_record(${names}) f`, values);
+  return rows;
+}
+
+export interface FindPasskeyRow {
+  outcome: string;
+  publicKey: Buffer | null;
+}
+/** The public key that an answer to this browser's challenge must be checked with: found. Otherwise not_found, and after too many of those from one bucket of addresses rate_limited. */
+export async function findPasskey(db: Queryable, p: { challengeHash: Buffer; browserHash: Buffer; handleHash: Buffer; credentialId: Buffer; bucket: number }): Promise<FindPasskeyRow[]> {
+  const { names, values } = bind([
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_bucket', 'int4', p.bucket],
+  ]);
+  const { rows } = await db.query(`select f.outcome, f.public_key as "publicKey" from posthorn_api.find_passkey(${names}) f`, values);
   return rows;
 }
 
@@ -683,6 +777,15 @@ export async function listGroups(db: Queryable, p: { credential: Buffer; agentId
   return rows;
 }
 
+/** The accounts at OpenID providers that sign the owner in, the oldest first. */
+export async function listOpenidAccounts(db: Queryable, p: { credential: Buffer }): Promise<OpenidAccountView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.id, f.issuer, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.list_openid_accounts(${names}) f`, values);
+  return rows;
+}
+
 /** Agents of the owner, then those that were revoked, the latest first. */
 export async function listOwnerAgents(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<AgentView[]> {
   const { names, values } = bind([
@@ -730,6 +833,15 @@ export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer; 
     ['p_after', 'uuid', p.after],
   ]);
   const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
+  return rows;
+}
+
+/** The owner's passkeys, the oldest first. */
+export async function listPasskeys(db: Queryable, p: { credential: Buffer }): Promise<PasskeyView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.id, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.list_passkeys(${names}) f`, values);
   return rows;
 }
 
@@ -1082,6 +1194,24 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
   return rows[0];
 }
 
+/** Unties an account; sessions that it began go on. Raises not_found. */
+export async function removeOpenidAccount(db: Queryable, p: { credential: Buffer; accountId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_account_id', 'uuid', p.accountId],
+  ]);
+  await db.query(`select true from posthorn_api.remove_openid_account(${names}) f`, values);
+}
+
+/** Ends a passkey for good; sessions that it began go on. Raises not_found. */
+export async function removePasskey(db: Queryable, p: { credential: Buffer; passkeyId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_passkey_id', 'uuid', p.passkeyId],
+  ]);
+  await db.query(`select true from posthorn_api.remove_passkey(${names}) f`, values);
+}
+
 /** The browser of this session is notified no more; answers whether it was. */
 export async function removePushSubscription(db: Queryable, p: { credential: Buffer }): Promise<boolean> {
   const { names, values } = bind([
@@ -1334,6 +1464,39 @@ export async function touchConnections(db: Queryable, p: { credentials: (Buffer 
     ['p_credentials', 'bytea[]', p.credentials],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.touch_connections(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of an account that a pod has seen an ID token of: signed_in. Otherwise expired for a state that this browser was not given or has used, not_found for an account that nobody has tied, and after too many of those from one bucket of addresses rate_limited. The pod is believed that the token was good; that somebody may be named at all, the keyed hash proves. */
+export async function useOpenidAccount(db: Queryable, p: { stateHash: Buffer; browserHash: Buffer; subjectHash: Buffer; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_state_hash', 'bytea', p.stateHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_subject_hash', 'bytea', p.subjectHash],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_openid_account(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of a passkey's answer to this browser's challenge, which is used up: signed_in. Otherwise not_found, also where the passkey's counter went back, and after too many of those from one bucket of addresses rate_limited. The pod is believed that the signature was good (p_is_valid); whose passkey it is, the user handle proves. */
+export async function usePasskey(db: Queryable, p: { challengeHash: Buffer; browserHash: Buffer; handleHash: Buffer; credentialId: Buffer; isValid: boolean; signCount: number; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_is_valid', 'bool', p.isValid],
+    ['p_sign_count', 'int8', p.signCount],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_passkey(${names}) f`, values);
   return rows[0].value;
 }
 

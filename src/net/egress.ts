@@ -162,7 +162,8 @@ function closeWith(signal: AbortSignal, socket: net.Socket): void {
 
 function ready(socket: net.Socket, event: string, failure: EgressFailure): Promise<void> {
   return new Promise((resolve, reject) => {
-    const fail = (error?: NodeJS.ErrnoException | false) => reject(new EgressError(failure, (error || undefined)?.code));
+    const fail = (error?: NodeJS.ErrnoException | false) =>
+      reject(new EgressError(failure, (error || undefined)?.code));
     socket.once('error', fail).once('close', fail);
     socket.once(event, () => {
       socket.off('error', fail).off('close', fail);

@@ -38,6 +38,7 @@ import {
 } from './fields.ts';
 import { defineOwnerOperation, type OwnerOperation } from './operation.ts';
 import { addPush, removePush } from './pushes.ts';
+import { SIGN_IN_OPERATIONS } from './sign-in.ts';
 import {
   Connection,
   connectionView,
@@ -100,6 +101,7 @@ function settingsView([row]: OwnerSettingsRow[]): z.infer<typeof Settings> {
 
 /** Every operation of /owner/v1. */
 export const OWNER_OPERATIONS: OwnerOperation[] = [
+  ...SIGN_IN_OPERATIONS,
   defineOwnerOperation({
     name: 'list_owner_proposals',
     title: 'List requests',

@@ -9,6 +9,7 @@ import { readBearer } from './bearer.ts';
 
 /** How long a browser keeps the cookie, in milliseconds; the database says how long it is worth something. */
 const COOKIE_MS = 400 * 86_400_000;
+const BROWSER_SECRET_MS = 15 * 60_000;
 
 /** What a browser presents: the session's credential, in a cookie that no script sees. */
 export interface Session {
@@ -23,8 +24,12 @@ export interface Session {
  * on plain HTTP the port is in it, since browsers share cookies between the ports of a host.
  */
 export function sessionCookie(publicUrl: string): string {
+  return cookieName(publicUrl, 'session');
+}
+
+function cookieName(publicUrl: string, use: string): string {
   const { protocol, port } = new URL(publicUrl);
-  return protocol === 'https:' ? '__Host-posthorn_session' : `posthorn_session_${port || '80'}`;
+  return protocol === 'https:' ? `__Host-posthorn_${use}` : `posthorn_${use}_${port || '80'}`;
 }
 
 /** The session of a request, valid or not; null where there is none. */
@@ -51,14 +56,33 @@ export function requireSession(request: IncomingMessage, publicUrl: string): Ses
 
 /** Gives the browser the cookie of a session, or takes it away. */
 export function writeSession(ctx: Context, publicUrl: string, token: string | null): void {
-  ctx.cookies.set(sessionCookie(publicUrl), token, {
+  writeCookie(ctx, publicUrl, 'session', token, COOKIE_MS);
+}
+
+/** What a sign-in that takes several steps is bound to: the browser that began it comes back with the same secret. */
+export function readBrowserSecret(ctx: Context, publicUrl: string, use: 'passkey' | 'openid'): string | null {
+  return ctx.cookies.get(cookieName(publicUrl, use), { signed: false }) || null;
+}
+
+/** Gives the browser such a secret, or takes it away. */
+export function writeBrowserSecret(
+  ctx: Context,
+  publicUrl: string,
+  use: 'passkey' | 'openid',
+  secret: string | null,
+): void {
+  writeCookie(ctx, publicUrl, use, secret, BROWSER_SECRET_MS);
+}
+
+function writeCookie(ctx: Context, publicUrl: string, use: string, value: string | null, maxAgeMs: number): void {
+  ctx.cookies.set(cookieName(publicUrl, use), value, {
     signed: false,
     httpOnly: true,
     sameSite: 'lax',
     secure: publicUrl.startsWith('https:'),
     path: '/',
     overwrite: true,
-    maxAge: token === null ? 0 : COOKIE_MS,
+    maxAge: value === null ? 0 : maxAgeMs,
   });
 }
 

@@ -2,9 +2,11 @@ import {
   type ListActsRow,
   listActs,
   listConnections,
+  listOpenidAccounts,
   listOwnerAgents,
   listOwnerGroups,
   listOwnerProposals,
+  listPasskeys,
   mailHistory,
 } from '../db/functions.ts';
 import { barChart } from './charts.ts';
@@ -64,9 +66,10 @@ async function namesOfSubjects({ pool, credential }: Reader): Promise<Map<string
   const groups = await listOwnerGroups(pool, { credential });
   const connections = await listConnections(pool, { credential });
   const proposals = await listOwnerProposals(pool, { credential });
+  const keys = [...(await listPasskeys(pool, { credential })), ...(await listOpenidAccounts(pool, { credential }))];
   const labels = new Map(agents.map(({ id, label }) => [id, label]));
   return new Map([
-    ...connections.map(({ id, label }): [string, string] => [id, label]),
+    ...[...connections, ...keys].map(({ id, label }): [string, string] => [id, label]),
     ...groups.map(({ id, name }): [string, string] => [id, `“${name}”`]),
     ...proposals.map(({ id, agentIds }): [string, string] => [
       id,
@@ -89,8 +92,15 @@ const ACTS: Record<string, string> = {
   'group.revoke': 'Collaboration ended',
   'link.create': 'Sign-in link made',
   'link.use': 'Signed in by a link',
+  'openid.add': 'Account at the OpenID provider connected',
+  'openid.remove': 'Account at the OpenID provider disconnected',
+  'openid.use': 'Signed in by the OpenID provider',
   'owner.create': 'Account made',
   'owner.settings': 'Settings changed',
+  'passkey.add': 'Passkey added',
+  'passkey.refuse': 'Passkey refused, perhaps a copy: its counter went back',
+  'passkey.remove': 'Passkey removed',
+  'passkey.use': 'Signed in by a passkey',
   'proposal.create': 'Request made',
   'proposal.approve': 'Request approved',
   'proposal.deny': 'Request denied',

@@ -19,6 +19,7 @@ function asset(name: string, type: Asset['type'], content: Buffer): Asset {
 
 export const STYLE = asset('style', 'css', readSource('style.css'));
 export const LIVE_SCRIPT = asset('live', 'js', readSource('live.js'));
+export const PASSKEYS_SCRIPT = asset('passkeys', 'js', readSource('passkeys.js'));
 export const PUSH_SCRIPT = asset('push', 'js', readSource('push.js'));
 export const HORN = asset('horn', 'svg', readSource('horn.svg'));
 

@@ -20,6 +20,7 @@ import { appPage, type Place, page } from './layout.ts';
 import { OLDER_LISTS, type OlderList, type Reader } from './reader.ts';
 import { go, show } from './responses.ts';
 import { settingsPage } from './settings-page.ts';
+import { passkeyProblem } from './sign-in-parts.ts';
 
 /** How often a page that somebody looks at asks for itself, in seconds, where it shows what no owner's event tells. */
 const LIVE_SECONDS = 5;
@@ -59,6 +60,9 @@ const SAID: Record<string, string> = {
   stopped: 'Stopped. Nothing more goes there until you say so.',
   goes_on: 'It is used again.',
   changed: 'Changed.',
+  passkey_added: 'Added. From now on it signs you in.',
+  removed: 'Removed.',
+  connected: 'Connected. From now on that account signs you in.',
 };
 
 /** A form of a page: which operation it is, what of the form goes into it, and where one is afterwards. */
@@ -130,6 +134,19 @@ const ACTS: Act[] = [
     place: 'settings',
     said: 'changed',
   },
+  {
+    path: '/settings/passkeys',
+    operation: 'add_passkey',
+    input(form) {
+      const problem = form.get('problem');
+      if (problem) throw new PosthornError('invalid_request', {}, passkeyProblem(problem));
+      return { label: required(form, 'label'), passkey: form.get('passkey') ?? '' };
+    },
+    place: 'settings',
+    said: 'passkey_added',
+  },
+  { path: '/settings/passkeys/:id/remove', operation: 'remove_passkey', place: 'settings', said: 'removed' },
+  { path: '/settings/openid/:id/remove', operation: 'remove_openid_account', place: 'settings', said: 'removed' },
 ];
 
 /** Acts whose answer is a token, which is shown in the answer and nowhere else. */
@@ -164,6 +181,7 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
     formToken,
     publicUrl: services.publicUrl,
     pushPublicKey: services.pushPublicKey,
+    openidName: services.openid?.name,
     now: new Date(),
     older: (list) => olderOf(ctx, list),
   });
@@ -297,9 +315,11 @@ function keptQuery(ctx: Context): string {
 function inWords(error: PosthornError): string {
   if (error.code === 'already_decided' && typeof error.detail.state === 'string')
     return `This was decided before: it is ${error.detail.state}.`;
-  const { fields } = error.detail;
+  const { fields, limit } = error.detail;
+  if (limit !== undefined) return 'There are as many as may be. Remove one first.';
   if (!Array.isArray(fields) || fields.length === 0) return error.message;
   if (fields.includes('confirm')) return 'That is not the label of this account. Nothing was deleted.';
+  if (fields.includes('passkey')) return 'This passkey is known already.';
   const words = fields.map((field) => FIELDS[String(field).split('.')[0]!] ?? String(field));
   return `Please look at this again: ${[...new Set(words)].join(', ')}.`;
 }

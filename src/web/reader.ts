@@ -14,6 +14,8 @@ export interface Reader {
   publicUrl: string;
   /** What push services know this server by. */
   pushPublicKey: () => Promise<string>;
+  /** What the operator's OpenID provider is called; undefined where there is none. */
+  openidName: string | undefined;
   now: Date;
   /** Behind which id a list of what is past goes on, by its name in the page's address. */
   older: (list: OlderList) => string | undefined;

@@ -8,6 +8,7 @@ import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
 import { parseAllowList } from '../../src/net/allow-list.ts';
 import type { Egress } from '../../src/net/egress.ts';
+import type { OpenIdSettings } from '../../src/openid/provider.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
@@ -55,7 +56,15 @@ export interface TestPosthorn {
 
 /** Pods on a database of this test file. Close them before the file ends. */
 export async function startPosthorn(
-  options: { pods?: number; publicUrl?: string; database?: TestDatabase; webhookAllow?: string; egress?: Egress } = {},
+  options: {
+    pods?: number;
+    host?: string;
+    publicUrl?: string;
+    database?: TestDatabase;
+    webhookAllow?: string;
+    openid?: OpenIdSettings;
+    egress?: Egress;
+  } = {},
 ): Promise<TestPosthorn> {
   const database = options.database ?? (await createTestDatabase());
   const admin = database.as('posthorn_admin');
@@ -77,10 +86,11 @@ export async function startPosthorn(
         databaseUrl: database.url,
         listenUrl: database.url,
         publicUrl: options.publicUrl,
-        host: '127.0.0.1',
+        host: options.host ?? '127.0.0.1',
         port: 0,
         keyRing: ring,
         egress: options.egress,
+        openid: options.openid,
         webhookAllow: parseAllowList(options.webhookAllow ?? ''),
         log,
       }),

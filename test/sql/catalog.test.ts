@@ -20,6 +20,7 @@ const OUR_SCHEMAS = [...CODE_SCHEMAS, 'posthorn', 'posthorn_secret'];
 /** Tables that belong to no owner. */
 const SHARED_TABLES = [
   'attempts',
+  'challenges',
   'limits',
   'message_transitions',
   'oauth_records',
@@ -35,11 +36,14 @@ const OTHER_POLICIES = {
   'audit_entries insert_acts INSERT posthorn_admin': 'suspending leaves an entry like every act',
   'connections select_presented SELECT posthorn_prover': 'a credential shows its own connection: the root of trust',
   'grant_tokens select_presented SELECT posthorn_prover': 'a code or token shows its own row: it proves its owner',
+  'openid_accounts select_presented SELECT posthorn_prover':
+    'an account at the provider, by a keyed hash, shows its own row: it proves its owner',
   'owner_keys select_admin SELECT posthorn_admin': 'rotation wraps the keys of every owner anew; they are wrapped here',
   'owner_keys update_admin UPDATE posthorn_admin': 'the same',
   'owners select_admin SELECT posthorn_admin': 'the person at the server suspends any owner',
   'owners select_any SELECT posthorn_prover': 'the person at the server may act as any owner',
   'owners update_admin UPDATE posthorn_admin': 'the person at the server suspends any owner',
+  'passkeys select_presented SELECT posthorn_prover': 'the handle of a passkey shows its own row: it proves its owner',
   'sign_in_links select_presented SELECT posthorn_prover': 'a one-time link shows its own row: it proves its owner',
   'webhooks select_any SELECT posthorn_prover': 'a job names an endpoint, which tells whose deliveries it is about',
 };
@@ -68,6 +72,12 @@ const HIDDEN_FROM_OPERATORS = [
   'bodies.ciphertext',
   'connections.credential_hash',
   'sign_in_links.link_hash',
+  'challenges.challenge_hash',
+  'challenges.handle_hash',
+  'openid_accounts.label',
+  'openid_accounts.subject_hash',
+  'passkeys.handle_hash',
+  'passkeys.label',
   'grant_tokens.payload',
   'grant_tokens.token_hash',
   'oauth_records.payload',
@@ -98,8 +108,11 @@ const HIDDEN_FROM_OPERATORS = [
 const KEYS_WITHOUT_OWNER = {
   bodies_by_deadline: 'workers look among the mail of all owners for what is past its deadline',
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
+  handles_are_unique_everywhere: 'looked up before the owner is known; a handle belongs to one passkey only',
   links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
+  passkeys_are_unique_everywhere: 'a credential is made for one owner only, whoever claims it',
+  subjects_are_unique_everywhere: 'looked up before the owner is known; an account signs in one owner only',
   tokens_are_unique_everywhere: 'looked up before the owner is known; a token belongs to one owner only',
   webhook_ids_are_unique: 'a job names an endpoint and no owner',
 };
@@ -578,6 +591,8 @@ describe('functions', () => {
       'posthorn_impl.prove',
       'posthorn_impl.prove_grant_token',
       'posthorn_impl.prove_link',
+      'posthorn_impl.prove_openid_account',
+      'posthorn_impl.prove_passkey',
       'posthorn_impl.proved_owners',
       'posthorn_impl.require_same_server',
       'posthorn_impl.sign_proof',

@@ -25,6 +25,7 @@ const services: Services = {
   credentialUse: createCredentialUse(app, () => {}),
   webhookAllow: parseAllowList(''),
   pushPublicKey: async () => '',
+  openid: undefined,
   publicUrl: 'http://127.0.0.1',
 };
 

@@ -63,6 +63,8 @@ interface Side {
   /** Anna's, with one delivery that failed. */
   webhook: string;
   delivery: string;
+  passkey: string;
+  account: string;
 }
 
 const APP = {
@@ -129,6 +131,8 @@ async function makeSide(): Promise<Side> {
   const { rows } = await database.admin.query('select owner_id from posthorn.owners where id = $1', [owner.id]);
   const { webhook, delivery } = await makeWebhook(anna);
   return {
+    passkey: await makePasskey(owner.session),
+    account: await makeAccount(owner.session),
     webhook,
     delivery,
     owner,
@@ -183,6 +187,20 @@ async function makeWebhook({ credential, id: agentId }: Agent): Promise<{ webhoo
   return { webhook, delivery: due!.deliveryId };
 }
 
+async function makePasskey(credential: Buffer): Promise<string> {
+  const [challengeHash, handleHash, credentialId] = [randomBytes(32), randomBytes(32), randomBytes(32)];
+  await functions.beginPasskey(app, { credential, challengeHash, handleHash });
+  const key = { publicKey: randomBytes(77), signCount: 0, label: 'planted label' };
+  return (await functions.addPasskey(app, { credential, challengeHash, credentialId, ...key })).id;
+}
+
+async function makeAccount(credential: Buffer): Promise<string> {
+  const [stateHash, subjectHash] = [randomBytes(32), randomBytes(32)];
+  await functions.beginOpenidAccount(app, { credential, stateHash });
+  const said = { issuer: 'https://login.example', label: 'planted label' };
+  return (await functions.addOpenidAccount(app, { credential, stateHash, subjectHash, ...said })).id;
+}
+
 function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
   expect(outcome).toBe('held');
   return (detail as { proposal_id: string }).proposal_id;
@@ -215,6 +233,7 @@ async function tables(...schemas: string[]): Promise<string[]> {
 async function tenantTables(): Promise<string[]> {
   const shared = [
     'attempts',
+    'challenges',
     'limits',
     'message_transitions',
     'oauth_records',
@@ -534,7 +553,9 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
       oauth_grants: 'set agent_id = null',
+      openid_accounts: 'set last_used_at = now()',
       owners: 'set automatic_approval = false',
+      passkeys: 'set sign_count = 9',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
       push_subscriptions: 'set failures = 9',
@@ -663,6 +684,16 @@ describe("with another owner's ids", () => {
     ['list_owner_webhooks', functions.listOwnerWebhooks],
   ] as const;
   const PROBES: Probe[] = [
+    {
+      name: 'remove_passkey p_passkey_id',
+      foreign: () => theirs.passkey,
+      call: (passkeyId) => functions.removePasskey(app, { ...session(), passkeyId }),
+    },
+    {
+      name: 'remove_openid_account p_account_id',
+      foreign: () => theirs.account,
+      call: (accountId) => functions.removeOpenidAccount(app, { ...session(), accountId }),
+    },
     {
       name: 'open_stream p_agent_ids',
       foreign: () => theirs.anna.id,

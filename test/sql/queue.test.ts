@@ -126,7 +126,13 @@ test('what a call presented is found by nothing that runs after it', async () =>
       return rows[0].presented;
     });
   expect(await presented(app, (db) => functions.authenticate(db, { credential: anna.credential }))).toBe('{}');
-  for (const prover of ['prove(array[$1::bytea])', 'prove_link($1)', 'prove_grant_token($1)'])
+  for (const prover of [
+    'prove(array[$1::bytea])',
+    'prove_link($1)',
+    'prove_grant_token($1)',
+    'prove_passkey($1, $1)',
+    'prove_openid_account($1)',
+  ])
     expect(
       await presented(engine, (db) => db.query(`select * from posthorn_impl.${prover}`, [anna.credential])),
       prover,
