@@ -294,7 +294,7 @@ create unlogged table posthorn.attempts (
   bucket integer not null,
   attempts integer not null,
   counted_until timestamp with time zone not null,
-  constraint act_is_known CHECK ((act = ANY ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}'::text[]))),
+  constraint act_is_known CHECK ((act = ANY ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}'::text[]))) NOT VALID,
   constraint attempts_pkey PRIMARY KEY (act, bucket),
   constraint bucket_has_16_bits CHECK (((bucket >= 0) AND (bucket <= 65535)))
 ) with (fillfactor=50); -- of posthorn_owner

@@ -7,7 +7,7 @@ insert into posthorn.limits (name, value, minimum, maximum, description) values
 
 alter table posthorn.attempts drop constraint act_is_known;
 alter table posthorn.attempts add constraint act_is_known
-  check (act = any ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}'));
+  check (act = any ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}')) not valid;
 
 -- What a browser must come back with: a passkey signs it, a provider hands it back. One for each purpose and session, or
 -- cookie of a browser that nobody is signed in with. Unlogged: after a crash of the server one begins again.
