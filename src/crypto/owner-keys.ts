@@ -24,12 +24,12 @@ export type UnwrapOwnerKeys = (ownerId: string, ringKeyId: string, wrappedKey: B
 export function createUnwrapper(ring: KeyRing, readRing?: () => Promise<KeyRing>): UnwrapOwnerKeys {
   // keys that left the ring stay until the process ends: what was wrapped by one may be on its way from the database
   const keys = new Map(ring.keys);
-  let readAgainAt = 0;
+  let readAgainAt = 0; // by a clock that nobody sets
 
   async function readNewKeys(wantedId: string): Promise<void> {
-    if (!readRing || Date.now() < readAgainAt) return;
+    if (!readRing || performance.now() < readAgainAt) return;
     for (const [id, key] of (await readRing()).keys) keys.set(id, key);
-    if (!keys.has(wantedId)) readAgainAt = Date.now() + REREAD_MS;
+    if (!keys.has(wantedId)) readAgainAt = performance.now() + REREAD_MS;
   }
 
   return async (ownerId, ringKeyId, wrappedKey) => {
