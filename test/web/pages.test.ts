@@ -5,7 +5,7 @@ import { makeCredential } from '../../src/crypto/credentials.ts';
 import { createGroup, createServiceConnection } from '../../src/db/functions.ts';
 import { makeSignInUrl } from '../../src/sign-in-link.ts';
 import { CHROMIUM, startChromium } from '../helpers/chromium.ts';
-import { connectApp, signIn } from '../helpers/oauth.ts';
+import { begin, connectApp, postForm, register, signIn } from '../helpers/oauth.ts';
 import {
   callHttp,
   newKey,
@@ -131,6 +131,28 @@ describe.skipIf(CHROMIUM === undefined)('the pages, in Chromium', () => {
       await page.goto(`${url}/owner/agents`);
       for (const agent of ['a', 'b', 'c', 'd'])
         expect(await page.getByText(`${agent} ${MARKUP}`, { exact: true }).count()).toBeGreaterThan(0);
+      expect(found).toEqual([]);
+      expect(elsewhere).toEqual([]);
+      expect(trouble).toEqual([]);
+    });
+
+    test('axe finds nothing where an app or a machine asks to be connected', async () => {
+      const { page, elsewhere, trouble } = await openPage({ colorScheme }, owner);
+      const found: string[] = [];
+      const registered = await register(url, { client_name: MARKUP.slice(0, 60) });
+      await page.goto(url + begin(url, registered.body.client_id).url);
+      await page.getByRole('button', { name: 'Connect' }).waitFor();
+      found.push(...(await violations(page)));
+      const asked = await postForm(`${url}/device/authorize`, { client_id: 'posthorn-cli', device_label: MARKUP });
+      await page.goto(asked.body.verification_uri_complete);
+      found.push(...(await violations(page)));
+      await page.getByRole('button', { name: 'Go on' }).click();
+      await page.getByText(asked.body.user_code).waitFor();
+      found.push(...(await violations(page)));
+      await page.getByRole('button', { name: 'Pair' }).click();
+      await page.getByRole('heading', { name: 'Paired' }).waitFor();
+      found.push(...(await violations(page)));
+      expect(await page.locator('img').count()).toBe(0);
       expect(found).toEqual([]);
       expect(elsewhere).toEqual([]);
       expect(trouble).toEqual([]);
