@@ -67,7 +67,7 @@ test('an upgrade under traffic, old and new pods side by side: no call fails, an
   expect(await old.exited).toBe(0);
   await traffic.more(POSTS);
   await traffic.finish();
-  expect(new Set(traffic.refusals.map(({ told }) => told)).difference(new Set(['no answer']))).toEqual(new Set());
+  expect(traffic.refusals.map(({ told }) => told).filter((told) => told !== 'no answer')).toEqual([]);
 
   // a change that older builds cannot live with
   await addMigration('9001_breaking.sql', '--! breaking\nselect 1;\n');
