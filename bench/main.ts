@@ -3,11 +3,11 @@
 import { mkdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
-import { formatTable, missedBars, type Report } from './rounds.ts';
 import { benchConversation } from './conversation.ts';
 import { benchGrowth } from './growth.ts';
 import { type Described, writePage } from './page.ts';
 import { benchPods } from './pods.ts';
+import { formatTable, missedBars, type Report } from './rounds.ts';
 import { benchSend } from './send.ts';
 import { benchSoak } from './soak.ts';
 import { benchStart } from './start.ts';
@@ -61,7 +61,8 @@ const BENCHES: Record<string, Bench> = {
   },
   webhooks: {
     about: 'deliveries of webhooks next to a bare undici loop; healthy endpoints beside dead ones',
-    peers: 'The loop opens a connection for each request, as whoever looks at each address must; it signs and records nothing.',
+    peers:
+      'The loop opens a connection for each request, as whoever looks at each address must; it signs and records nothing.',
     run: benchWebhooks,
   },
   start: {

@@ -83,7 +83,17 @@ function summarize({ name, unit, peers, atMost }: Case, measured: Map<string, Me
 }
 
 /** What is measured once and compared with nothing. */
-export function singleResult({ name, unit, figure, atMost }: { name: string; unit: string; figure: number; atMost?: number }): Result {
+export function singleResult({
+  name,
+  unit,
+  figure,
+  atMost,
+}: {
+  name: string;
+  unit: string;
+  figure: number;
+  atMost?: number;
+}): Result {
   const all = { median: figure, lowest: figure, highest: figure, rounds: [figure] };
   return { name, unit, ...all, p50: null, comparisons: [], atMost: atMost ?? null };
 }

@@ -91,7 +91,7 @@ export const SETTINGS = {
     schema: allowList.prefault(''),
     standard: 'none',
     about:
-      'Where webhooks may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
+      'Where webhooks and notifications may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
   },
   POSTHORN_URL: {
     of: 'client',

@@ -84,6 +84,7 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
         keyRing: ring,
         readKeyRing: () => readKeyRing(config),
         allow: config.webhookAllow,
+        publicUrl,
       }),
       log,
     });

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
+import { loadServerSecrets, type PushKeys } from './crypto/server-secrets.ts';
 import { createCredentialUse } from './db/credential-use.ts';
 import { ringKeys } from './db/functions.ts';
 import { createListener, type ListenerProblem } from './db/listener.ts';
@@ -61,7 +62,7 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
-  /** Where webhooks may go besides public HTTPS; nowhere without it. */
+  /** Where webhooks and pushes may go besides public HTTPS; nowhere without it. */
   webhookAllow?: AllowList;
   /** For tests: what opens outbound connections. */
   egress?: Egress;
@@ -99,6 +100,8 @@ export async function startPod(options: {
       if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
     },
   });
+  const openRing = async () => (await options.readKeyRing?.()) ?? options.keyRing;
+  let pushKeys: PushKeys | undefined;
   const services: Services = {
     pool,
     ownerKeysOf,
@@ -107,6 +110,10 @@ export async function startPod(options: {
     listener,
     credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
     webhookAllow: options.webhookAllow ?? parseAllowList(''),
+    async pushPublicKey() {
+      pushKeys ??= (await loadServerSecrets(pool, openRing)).pushKeys;
+      return pushKeys.publicKey;
+    },
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();
@@ -125,7 +132,7 @@ export async function startPod(options: {
   const egress = options.egress ?? createEgress({ allow: { names: [], networks: [] } });
   const oauth = createOAuth({
     services,
-    openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,
+    openRing,
     egress,
     pages: {
       ...web,

@@ -169,7 +169,11 @@ begin
     returning c.connection_id
   )
   select array_agg(e.connection_id) into v_ended from ended e;
+  perform posthorn_impl.end_pushes(p_actor.owner_id, v_ended);
   perform posthorn_impl.record_act(p_actor, 'connection.revoke', e, p_now) from unnest(v_ended) e;
+  if v_ended is not null then
+    perform posthorn_impl.wake_owner(p_actor.owner_id); -- their streams end
+  end if;
 end $$;
 comment on function posthorn_impl.end_sessions(posthorn_impl.proven, uuid[], timestamptz) is 'Signs browsers out for good.';
 

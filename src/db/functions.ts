@@ -39,6 +39,7 @@ export interface ConnectionView {
   revokedAt: Date | null;
   clientId: string | null;
   clientHost: string | null;
+  endedAt: Date | null;
 }
 
 export interface DeliveryView {
@@ -75,6 +76,17 @@ export interface DueDelivery {
   groupId: string | null;
   conversationId: string | null;
   messageIds: string[] | null;
+}
+
+export interface DuePush {
+  subscriptionId: string;
+  ringKeyId: string;
+  wrappedKey: Buffer;
+  endpointHash: Buffer;
+  sealedSubscription: Buffer;
+  requests: number;
+  waiting: number;
+  lifeSeconds: number;
 }
 
 export interface GroupView {
@@ -161,6 +173,17 @@ export async function addGrantToken(db: Queryable, p: { proof: Buffer; connectio
     ['p_seconds', 'int4', p.seconds],
   ]);
   await db.query(`select true from posthorn_api.add_grant_token(${names}) f`, values);
+}
+
+/** The browser of this session is notified of requests from now on, at this address in place of the one before; raises limit_reached. */
+export async function addPushSubscription(db: Queryable, p: { credential: Buffer; endpointHash: Buffer; sealedSubscription: Buffer }): Promise<string> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_endpoint_hash', 'bytea', p.endpointHash],
+    ['p_sealed_subscription', 'bytea', p.sealedSubscription],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.add_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 export interface AdvanceReceiptsRow {
@@ -287,6 +310,15 @@ export async function claimDeliveries(db: Queryable, p: { webhookIds: (string | 
   return rows;
 }
 
+/** The owner's browsers that are to be told now, each at most once a minute, with how many requests wait and for how many seconds the last of them does; and a job for those that must wait. None where no request waits any more or the owner is suspended. */
+export async function claimPushes(db: Queryable, p: { ownerId: string }): Promise<DuePush[]> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+  ]);
+  const { rows } = await db.query(`select f.subscription_id as "subscriptionId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.endpoint_hash as "endpointHash", f.sealed_subscription as "sealedSubscription", f.requests, f.waiting, f.life_seconds as "lifeSeconds" from posthorn_api.claim_pushes(${names}) f`, values);
+  return rows;
+}
+
 /** Gives slots back as soon as their streams are gone. */
 export async function closeStreams(db: Queryable, p: { credentials: (Buffer | null)[]; streamIds: (string | null)[] }): Promise<void> {
   const { names, values } = bind([
@@ -365,7 +397,7 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.create_service_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.create_service_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -471,7 +503,7 @@ export interface ExportAccountRow {
   kind: string;
   content: unknown;
 }
-/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret. */
+/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret. */
 export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -527,7 +559,7 @@ export interface InboxSnapshotsRow {
   messageIds: string[];
   proposalIds: string[];
 }
-/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests. */
+/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests; for the owner's log all undecided requests. */
 export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; agentIds: (string | null)[] }): Promise<InboxSnapshotsRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -611,12 +643,16 @@ export async function listClientAgents(db: Queryable, p: { credential: Buffer; c
   return rows;
 }
 
-/** Every connection of the owner, revoked ones too. */
-export async function listConnections(db: Queryable, p: { credential: Buffer }): Promise<ConnectionView[]> {
+/** Connections of the owner: those that live, then those that ended, the latest first. */
+export async function listConnections(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ConnectionView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.list_connections(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.list_connections(${names}) f`, values);
   return rows;
 }
 
@@ -647,38 +683,51 @@ export async function listGroups(db: Queryable, p: { credential: Buffer; agentId
   return rows;
 }
 
-/** Every agent of the owner, revoked ones too. */
-export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }): Promise<AgentView[]> {
+/** Agents of the owner, then those that were revoked, the latest first. */
+export async function listOwnerAgents(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<AgentView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
-/** Every group of the owner. */
-export async function listOwnerGroups(db: Queryable, p: { credential: Buffer }): Promise<GroupView[]> {
+/** Groups of the owner: the active ones, then those that ended, the latest first. */
+export async function listOwnerGroups(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<GroupView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.list_owner_groups(${names}) f`, values);
   return rows;
 }
 
-/** What waits for the owner, oldest deadline first, then what was decided in the last 7 days. */
-export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; pendingOnly?: boolean | null }): Promise<ProposalView[]> {
+/** What waits for the owner, the longest first, then what was decided in the last 7 days, the latest first. */
+export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ProposalView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
-    ['p_pending_only', 'bool', p.pendingOnly],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_owner_proposals(${names}) f`, values);
   return rows;
 }
 
-/** The endpoints of all the owner's agents. */
-export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer }): Promise<WebhookView[]> {
+/** The endpoints of all the owner's agents, by id. */
+export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null }): Promise<WebhookView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
   ]);
   const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
   return rows;
@@ -694,6 +743,19 @@ export async function listProposals(db: Queryable, p: { credential: Buffer; agen
     ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
+  return rows;
+}
+
+export interface ListPushSubscriptionsRow {
+  endpointHash: Buffer;
+  isMine: boolean;
+}
+/** The owner's browsers that are notified of requests, by the hash of their addresses, and which is that of this session. */
+export async function listPushSubscriptions(db: Queryable, p: { credential: Buffer }): Promise<ListPushSubscriptionsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.endpoint_hash as "endpointHash", f.is_mine as "isMine" from posthorn_api.list_push_subscriptions(${names}) f`, values);
   return rows;
 }
 
@@ -733,7 +795,7 @@ export async function mintChildConnection(db: Queryable, p: { credential: Buffer
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.mint_child_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.mint_child_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -745,7 +807,7 @@ export interface OpenStreamRow {
   epoch: number;
   expiresInMs: number | null;
 }
-/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
+/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as; the nil UUID: the owner's log, for a session); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
 export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -796,7 +858,7 @@ export async function pairDevice(db: Queryable, p: { credential: Buffer; label: 
     ['p_scopes', 'text[]', p.scopes],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.pair_device(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.pair_device(${names}) f`, values);
   return rows[0];
 }
 
@@ -897,8 +959,9 @@ export interface ReadEventsRow {
   conversationId: string | null;
   messageIds: string[] | null;
   pendingCount: number | null;
+  agentIds: string[] | null;
 }
-/** The next events of many agents' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
+/** The next events of many logs, of agents or of owners, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
 export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
@@ -906,7 +969,7 @@ export async function readEvents(db: Queryable, p: { credentials: (Buffer | null
     ['p_after', 'int8[]', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount" from posthorn_api.read_events(${names}) f`, values);
+  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount", f.agent_ids as "agentIds" from posthorn_api.read_events(${names}) f`, values);
   return rows;
 }
 
@@ -973,6 +1036,18 @@ export async function recordAttempts(db: Queryable, p: { webhookIds: (string | n
   return rows;
 }
 
+/** Records how a push went, by the status of the answer (null: none). A browser that is gone is forgotten; a push service that is busy or away is asked again up to four times, after half a minute and longer, or as long as it says. */
+export async function recordPush(db: Queryable, p: { ownerId: string; subscriptionId: string; requests: number; httpStatus: number | null; retryAfterSeconds: number | null }): Promise<void> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+    ['p_subscription_id', 'uuid', p.subscriptionId],
+    ['p_requests', 'int4', p.requests],
+    ['p_http_status', 'int4', p.httpStatus],
+    ['p_retry_after_seconds', 'int4', p.retryAfterSeconds],
+  ]);
+  await db.query(`select true from posthorn_api.record_push(${names}) f`, values);
+}
+
 /** Sends a delivery again, whatever became of it. */
 export async function redeliver(db: Queryable, p: { credential: Buffer; deliveryId: string; agentId?: string | null }): Promise<DeliveryView> {
   const { names, values } = bind([
@@ -1005,6 +1080,15 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
+}
+
+/** The browser of this session is notified no more; answers whether it was. */
+export async function removePushSubscription(db: Queryable, p: { credential: Buffer }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.remove_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** Deletes the agent's endpoint and its deliveries; answers whether there was one. */
@@ -1089,7 +1173,7 @@ export async function revokeConnection(db: Queryable, p: { credential: Buffer; c
     ['p_credential', 'bytea', p.credential],
     ['p_connection_id', 'uuid', p.connectionId],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.revoke_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.revoke_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -1139,7 +1223,7 @@ export async function rotateConnection(db: Queryable, p: { credential: Buffer; c
     ['p_connection_id', 'uuid', p.connectionId],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.rotate_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.rotate_connection(${names}) f`, values);
   return rows[0];
 }
 

@@ -6,6 +6,7 @@ import { createGroupCommit } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
 import { PosthornError } from '../errors.ts';
 import { metrics } from '../metrics.ts';
+import type { InboxSnapshot } from './event-content.ts';
 import { decodeEventId, encodePlace, encodeStreamId, nameSet } from './event-id.ts';
 import { createFeeds, EVENTS_PER_READ, type Feed, type FeedEvent } from './feeds.ts';
 
@@ -57,19 +58,12 @@ export interface Outlet {
   end(reason: CloseReason, retryMs: number): void;
 }
 
-export interface InboxSnapshot {
-  agent_id: string;
-  pending_count: number;
-  message_ids: string[];
-  proposal_ids: string[];
-}
-
 export interface StreamHub {
   /**
-   * Opens an event stream over some of the caller's agents, at the place of `lastEventId` or from a snapshot. Nothing is
+   * Opens an event stream over some of the caller's agents, or over the owner's log, at the place of `lastEventId` or from a snapshot. Nothing is
    * written to the outlet if this throws.
    *
-   * @param options.agentIds as named by the caller; none for a connection that acts as one
+   * @param options.agentIds as named by the caller; none for a connection that acts as one, OWNER_LOG for a session
    * @throws refusals of the database, stream_limit among them; `unavailable` while the pod stops
    */
   open(options: {
@@ -330,6 +324,7 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
   function watchExpiry(stream: Stream): void {
     if (stream.expiresAt === null || !streams.has(stream.id)) return;
     const left = stream.expiresAt - performance.now();
+    if (left < -RENEW_MS) return; // it was used meanwhile, which moved its end: the next renewals see that one
     stream.expiry = setTimeout(
       () => {
         if (left <= MAX_TIMER_MS) void renew([stream]);

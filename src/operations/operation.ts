@@ -16,8 +16,10 @@ export interface Services {
   listener: Listener;
   /** Told of each credential that was good for a call. */
   credentialUse: CredentialUse;
-  /** Where webhooks may go besides public HTTPS. */
+  /** Where webhooks and pushes may go besides public HTTPS. */
   webhookAllow: AllowList;
+  /** What push services know this server by; browsers are told when they ask to be notified. */
+  pushPublicKey: () => Promise<string>;
   /** Where people and agents reach this server, without a slash at the end. */
   publicUrl: string;
 }

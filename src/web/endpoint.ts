@@ -14,7 +14,7 @@ import {
   type Session,
   writeSession,
 } from '../request/session.ts';
-import { HORN, LIVE_SCRIPT, STYLE } from './assets.ts';
+import { HORN, LIVE_SCRIPT, MANIFEST, PUSH_SCRIPT, PUSH_WORKER, STYLE } from './assets.ts';
 import { ownerPages } from './owner-pages.ts';
 import { go, show } from './responses.ts';
 import { howToSignInPage, refusedPage, signInFailedPage, signInPage } from './sign-in-pages.ts';
@@ -60,7 +60,7 @@ export function createWeb(services: Services, log: Logger): Web {
   }
 
   async function requireSignedIn(ctx: Context, returnTo?: string): Promise<SignedIn | null> {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     const [row] = session
       ? await sessionOwner(services.pool, { credential: session.credential }).catch(unlessGone)
       : [];
@@ -107,7 +107,7 @@ export function createWeb(services: Services, log: Logger): Web {
       sessionHash: hash,
       label: 'Web browser',
       bucket: addressBucket(ctx),
-      replaces: readSession(ctx, services.publicUrl)?.credential,
+      replaces: readSession(ctx.req, services.publicUrl)?.credential,
     });
     if (outcome !== 'signed_in') {
       ctx.status = outcome === 'rate_limited' ? 429 : 404;
@@ -120,7 +120,7 @@ export function createWeb(services: Services, log: Logger): Web {
   });
 
   router.post('/owner/sign-out', async (ctx) => {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     if (!session) return go(ctx, '/owner');
     const form = await readOwnForm(ctx, session);
     const everywhere = form.get('everywhere') === 'yes';
@@ -129,13 +129,20 @@ export function createWeb(services: Services, log: Logger): Web {
     go(ctx, '/owner');
   });
 
-  for (const { path, type, content } of [STYLE, LIVE_SCRIPT, HORN]) {
+  for (const { path, type, content } of [STYLE, LIVE_SCRIPT, PUSH_SCRIPT, HORN, MANIFEST]) {
     router.get(path, (ctx) => {
       ctx.type = type;
       ctx.set('Cache-Control', 'public, max-age=31536000, immutable');
       ctx.body = content;
     });
   }
+
+  router.get(PUSH_WORKER.path, (ctx) => {
+    ctx.type = 'js';
+    ctx.set('Cache-Control', 'no-cache');
+    ctx.set('Content-Security-Policy', "default-src 'none'"); // it loads nothing and asks for nothing
+    ctx.body = PUSH_WORKER.content;
+  });
 
   router.use(ownerPages(services, { requireSignedIn, readOwnForm }) as never);
 

@@ -1,13 +1,16 @@
 import { ownerSettings } from '../db/functions.ts';
 import { automaticApproval, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
+import { pushSection } from './push-section.ts';
 import type { Reader } from './reader.ts';
 
 /** What the owner may set, take along and end. */
-export async function settingsPage({ pool, credential, formToken }: Reader): Promise<Html> {
+export async function settingsPage(reader: Reader): Promise<Html> {
+  const { pool, credential, formToken } = reader;
   const [settings] = await ownerSettings(pool, { credential });
   const { label, sensitiveContentCheck: isChecked, automaticApproval: isAutomatic } = settings!;
   return html`${automaticApproval('/owner/settings/automatic-approval', formToken, isAutomatic)}
+${await pushSection(reader)}
 <section class="card" aria-labelledby="check">
 <div class="row apart"><h2 id="check">Look for secrets in messages</h2>${
     isChecked ? html`<span class="mark good">On</span>` : html`<span class="mark wait">Off</span>`

@@ -143,6 +143,7 @@ export async function startPosthorn(
           keyRing: ring,
           readKeyRing: async () => ring,
           allow: parseAllowList(options.webhookAllow ?? ''),
+          publicUrl: options.publicUrl,
         }),
         log,
       }),

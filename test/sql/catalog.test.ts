@@ -85,6 +85,8 @@ const HIDDEN_FROM_OPERATORS = [
   'proposals.purpose',
   'held_bodies.ciphertext',
   'ring_keys.proof',
+  'push_subscriptions.endpoint_hash',
+  'push_subscriptions.sealed_subscription',
   'webhooks.previous_sealed_secret',
   'webhooks.sealed_auth_header',
   'webhooks.sealed_secret',
@@ -299,6 +301,7 @@ describe('ownership and rights', () => {
     ).toEqual([
       'posthorn_api.beat_worker',
       'posthorn_api.claim_deliveries',
+      'posthorn_api.claim_pushes',
       'posthorn_api.delete_deleted_accounts',
       'posthorn_api.delete_expired_credentials',
       'posthorn_api.delete_outdated',
@@ -307,7 +310,9 @@ describe('ownership and rights', () => {
       'posthorn_api.expire_proposals',
       'posthorn_api.recognise_server',
       'posthorn_api.record_attempts',
+      'posthorn_api.record_push',
       'posthorn_api.ring_keys',
+      'posthorn_api.server_secret',
       'posthorn_impl.clock',
       'posthorn_impl.delete_expired_records',
       'posthorn_impl.expire_owner_proposals',
@@ -493,6 +498,7 @@ describe('ownership and rights', () => {
         'created_at',
       ],
       delivery_attempts: ['delivery_id', 'attempt', 'attempted_at', 'milliseconds', 'http_status', 'problem'],
+      push_subscriptions: ['subscription_id', 'connection_id', 'endpoint_hash', 'sealed_subscription', 'created_at'],
     })) {
       for (const name of columns) {
         const writers = await column(
@@ -547,12 +553,15 @@ describe('functions', () => {
     ).toEqual([]);
   });
 
-  test('those with the rights of their owner belong to the engine or the prover, and the one that fills the queue to nobody else', async () => {
+  test('those with the rights of their owner belong to the engine or the prover, and those that fill the queue to nobody else', async () => {
     expect(
       await column(
-        `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover')`,
+        `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover') order by 1`,
       ),
-    ).toEqual(['posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer']);
+    ).toEqual([
+      'posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer',
+      'posthorn_impl.add_push(uuid,interval) of posthorn_enqueuer',
+    ]);
   });
 
   test('those of the prover are few, since it reads the key that signs proofs', async () => {
@@ -562,6 +571,7 @@ describe('functions', () => {
       'ops.act_as_owner',
       'ops.list_owners',
       'posthorn_impl.admit_owners',
+      'posthorn_impl.find_owner',
       'posthorn_impl.find_place',
       'posthorn_impl.owners_after',
       'posthorn_impl.owners_of_webhooks',

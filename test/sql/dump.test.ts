@@ -24,6 +24,7 @@ const services: Services = {
   listener,
   credentialUse: createCredentialUse(app, () => {}),
   webhookAllow: parseAllowList(''),
+  pushPublicKey: async () => '',
   publicUrl: 'http://127.0.0.1',
 };
 

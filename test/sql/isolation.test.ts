@@ -117,6 +117,8 @@ async function makeSide(): Promise<Side> {
   });
   const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
   await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
+  const browser = { endpointHash: randomBytes(32), sealedSubscription: randomBytes(300) };
+  await functions.addPushSubscription(app, { credential: owner.session, ...browser });
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
   const [stream, otherStream] = [makeId(), makeId()];
   for (const [streamId, { credential, id }] of [
@@ -190,6 +192,7 @@ function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
 const WORKERS_OWN = [
   'beat_worker',
   'claim_deliveries',
+  'claim_pushes',
   'delete_deleted_accounts',
   'delete_expired_credentials',
   'delete_outdated',
@@ -197,6 +200,7 @@ const WORKERS_OWN = [
   'expire_messages',
   'expire_proposals',
   'record_attempts',
+  'record_push',
 ];
 
 async function tables(...schemas: string[]): Promise<string[]> {
@@ -533,6 +537,7 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       owners: 'set automatic_approval = false',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      push_subscriptions: 'set failures = 9',
       streams: 'set leased_until = now()',
       webhooks: 'set consecutive_failures = 9',
     };
@@ -650,6 +655,13 @@ describe("with another owner's ids", () => {
     );
   const asAgent = (id: string): Agent => ({ ...ours.anna, id });
 
+  const OWNER_LISTS = [
+    ['list_connections', functions.listConnections],
+    ['list_owner_agents', functions.listOwnerAgents],
+    ['list_owner_groups', functions.listOwnerGroups],
+    ['list_owner_proposals', functions.listOwnerProposals],
+    ['list_owner_webhooks', functions.listOwnerWebhooks],
+  ] as const;
   const PROBES: Probe[] = [
     {
       name: 'open_stream p_agent_ids',
@@ -1086,6 +1098,11 @@ describe("with another owner's ids", () => {
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
       call: () => functions.listGroups(app, { ...anna(), after: '00000000-0000-0000-0000-000000000000' }),
     },
+    ...OWNER_LISTS.map(([name, list]) => ({
+      name: `${name} p_after`,
+      foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+      call: () => list(app, { ...session(), after: '00000000-0000-0000-0000-000000000000' }),
+    })),
   ];
 
   /** A pod that seals for our group and then claims that it was for another, or for another recipient. */
@@ -1414,6 +1431,13 @@ describe('people within one owner', () => {
       functions.approveProposal(app, { credential, proposalId: ours.proposal }),
       functions.denyProposal(app, { credential, proposalId: ours.proposal }),
       functions.liftDenial(app, { credential, proposalId: ours.proposal }),
+      functions.addPushSubscription(app, {
+        credential,
+        endpointHash: randomBytes(32),
+        sealedSubscription: randomBytes(300),
+      }),
+      functions.removePushSubscription(app, { credential }),
+      functions.listPushSubscriptions(app, { credential }),
       functions.exportAccount(app, { credential }),
       functions.deleteAccount(app, { credential }),
     ];
@@ -1524,6 +1548,7 @@ describe('workers', () => {
       'wrapped_key from posthorn.owner_keys',
       'credential_hash from posthorn.connections',
       'sealed_secret from posthorn.webhooks',
+      'sealed_subscription from posthorn.push_subscriptions',
       'label from posthorn.agents',
     ]) {
       expect(await sqlState(jobs.query(`select ${hidden}`)), hidden).toBe('42501');

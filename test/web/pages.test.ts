@@ -193,7 +193,7 @@ describe.skipIf(CHROMIUM === undefined)('the pages, in Chromium', () => {
         bytes += encodedDataLength;
       });
       await network.send('Network.enable');
-      await page.goto(url + path, { waitUntil: 'networkidle' });
+      await page.goto(url + path);
       await openAll(page);
       expect(await page.evaluate('document.documentElement.scrollWidth'), path).toBe(390);
       expect(bytes, path).toBeGreaterThan(10_000);
