@@ -129,11 +129,14 @@ export async function startPod(options: {
   };
   const draining = new AbortController();
   const sqlFiles = await readSqlFiles(join(packageRoot, 'sql'));
-  const isReady = () =>
-    schemaState(pool, sqlFiles).then(
-      (state) => state === 'current' || state === 'ahead',
-      () => false,
-    );
+  const isReady = async () => {
+    try {
+      const [{ isStandby }] = (await pool.query('select pg_catalog.pg_is_in_recovery() as "isStandby"')).rows;
+      return !isStandby && ['current', 'ahead'].includes(await schemaState(pool, sqlFiles));
+    } catch {
+      return false;
+    }
+  };
   const hub = createStreamHub(services);
   const web = createWeb(services, loadSecrets, log);
   // what webhooks may reach besides is not for whoever names a client document: that is anybody

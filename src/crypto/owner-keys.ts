@@ -25,12 +25,12 @@ export function createUnwrapper(ring: KeyRing, readRing?: () => Promise<KeyRing>
   // keys that left the ring stay until the process ends: what was wrapped by one may be on its way from the database
   const keys = new Map(ring.keys);
   const unwrapped = createRecentMap<OwnerKeys>(CACHED_OWNERS);
-  let readAgainAt = 0;
+  let readAgainAt = 0; // by a clock that nobody sets
 
   async function readNewKeys(wantedId: string): Promise<void> {
-    if (!readRing || Date.now() < readAgainAt) return;
+    if (!readRing || performance.now() < readAgainAt) return;
     for (const [id, key] of (await readRing()).keys) keys.set(id, key);
-    if (!keys.has(wantedId)) readAgainAt = Date.now() + REREAD_MS;
+    if (!keys.has(wantedId)) readAgainAt = performance.now() + REREAD_MS;
   }
 
   return async (ownerId, ringKeyId, wrappedKey) => {

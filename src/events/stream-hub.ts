@@ -92,7 +92,7 @@ interface Stream {
   beat: number;
   missedBeats: number;
   isCatchingUp: boolean;
-  /** By this machine's clock, in milliseconds. */
+  /** In milliseconds, by a clock that nobody sets. */
   expiresAt: number | null;
   expiry: NodeJS.Timeout | undefined;
 }
@@ -134,6 +134,8 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
     setInterval(sweep, SWEEP_MS),
   ];
   const stopListening = listener.subscribeStreams((id) => {
+    // some may have been replaced unheard; or the database crashed, which frees their slots for others
+    if (id === '*') return void renew([...streams.values()]);
     const stream = streams.get(id);
     if (stream) void renew([stream], 'replaced');
   });
@@ -164,7 +166,7 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
       beat: streams.size % BEATS,
       missedBeats: 0,
       isCatchingUp: false,
-      expiresAt: expiresInMs === null ? null : Date.now() + expiresInMs,
+      expiresAt: expiresInMs === null ? null : performance.now() + expiresInMs,
       expiry: undefined,
     };
     streams.set(id, stream);
@@ -321,7 +323,7 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
   /** Looks when its credential ends. The database says whether it is over, since its clock counts and not ours. */
   function watchExpiry(stream: Stream): void {
     if (stream.expiresAt === null || !streams.has(stream.id)) return;
-    const left = stream.expiresAt - Date.now();
+    const left = stream.expiresAt - performance.now();
     if (left < -RENEW_MS) return; // it was used meanwhile, which moved its end: the next renewals see that one
     stream.expiry = setTimeout(
       () => {
@@ -356,5 +358,5 @@ function spread(): number {
 
 function reasonOf(problem: string, { expiresAt }: Stream): CloseReason {
   if (problem === 'owner_suspended') return 'suspended';
-  return expiresAt !== null && expiresAt <= Date.now() ? 'expired' : 'revoked';
+  return expiresAt !== null && expiresAt <= performance.now() ? 'expired' : 'revoked';
 }

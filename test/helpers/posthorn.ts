@@ -171,6 +171,7 @@ export async function callHttp(
   method: string,
   path: string,
   body?: object | string | Uint8Array,
+  signal?: AbortSignal,
 ): Promise<Answer> {
   const raw = typeof body === 'string' || body instanceof Uint8Array;
   const response = await fetch(url + path, {
@@ -180,6 +181,7 @@ export async function callHttp(
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
     },
     body: body === undefined ? undefined : raw ? (body as string) : JSON.stringify(body),
+    signal: signal ?? null,
   });
   const text = await response.text();
   return { status: response.status, body: text === '' ? null : JSON.parse(text), headers: response.headers };
