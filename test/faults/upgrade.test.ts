@@ -54,7 +54,7 @@ test('an upgrade under traffic, old and new pods side by side: no call fails, an
   const newer = join(folder, 'src', 'main.ts');
   for (let rebuild = 0; rebuild < REBUILDS; rebuild++) {
     await writeFile(join(folder, 'sql', 'current', '99_newer.sql'), `-- ${rebuild}\n`);
-    expect((await runCommand(['migrate', '--json'], settings, undefined, newer)).code).toBe(0);
+    expect(await runCommand(['migrate', '--json'], settings, undefined, newer)).toMatchObject({ code: 0 });
     await traffic.more(POSTS / 5);
   }
   expect((await fetch(`${old.ready.url}/readyz`)).status).toBe(200);
@@ -71,7 +71,7 @@ test('an upgrade under traffic, old and new pods side by side: no call fails, an
 
   // a change that older builds cannot live with
   await addMigration('9001_breaking.sql', '--! breaking\nselect 1;\n');
-  expect((await runCommand(['migrate', '--json'], settings, undefined, newer)).code).toBe(0);
+  expect(await runCommand(['migrate', '--json'], settings, undefined, newer)).toMatchObject({ code: 0 });
   expect((await fetch(`${posthorn.pods[0]!.url}/readyz`)).status).toBe(503);
   const refused = await runCommand(['serve', '--json'], settings);
   expect(refused.code).toBe(57);
