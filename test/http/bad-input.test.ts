@@ -72,6 +72,19 @@ describe('a send with bad input names the field and stores nothing', () => {
     });
   });
 
+  test('of unknown fields only what is a name is said back', async () => {
+    const { body } = await a.call('POST', '/send', {
+      ...valid(),
+      subject: 'x',
+      'a secret, by mistake': 1,
+      ['x'.repeat(65)]: 1,
+    });
+    expect(body.fields).toEqual(['subject']);
+    expect(body.message).toBe('subject: is not known here; The request: has a field whose name is no name of a field');
+    const twice = await a.call('GET', `/status?agent_id=${a.id}&not%20a%20name=1&not%20a%20name=2`);
+    expect([twice.status, twice.body.fields, twice.body.message]).toEqual([400, [], 'A field was passed twice.']);
+  });
+
   test('a missing key', async () => {
     const { idempotency_key: _, ...body } = valid();
     expect(await refused(body)).toEqual({ status: 400, error: 'invalid_request', fields: ['idempotency_key'] });
