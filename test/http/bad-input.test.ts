@@ -95,8 +95,19 @@ describe('a send with bad input names the field and stores nothing', () => {
     ['a list', '[1]'],
     ['a bare string', '"x"'],
     ['nothing', ''],
+    ['an object with a name twice', '{"body":"one","body":"two"}'],
+    ['an object with a name twice, once with an escape', '{"body":"one","bod\\u0079" : "two"}'],
+    ['an object with such an object in it', '{"body":[{"a":{"b":1,"b":1}}]}'],
   ])('a request body that is %s', async (_, body) => {
-    expect((await refused(body)).error).toBe('invalid_request');
+    expect(await refused(body)).toEqual({ status: 400, error: 'invalid_request', fields: [] });
+  });
+
+  test('what looks like a name twice and is text', async () => {
+    const body = '{"body":1,"body":2} \\" "body": \\\\';
+    const answer = await a.send({ ...valid(), body });
+    expect(answer.status).toBe(201);
+    expect((await b.receive()).body.messages.at(-1).body).toBe(body);
+    await b.ack([answer.body.id]);
   });
 
   test('broken UTF-8, which a lenient parser would store as question marks', async () => {
