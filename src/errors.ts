@@ -130,9 +130,17 @@ export class PosthornError extends Error {
   }
 }
 
-/** Invalid arguments, named: `body.length` and the like, with what is wrong with each. */
+/**
+ * Whether a field's name may be said back: `body`, `message_ids.3` and the like. A name of any other shape is text that a
+ * caller made up, which no refusal repeats.
+ */
+export function isFieldName(name: string): boolean {
+  return /^\w{1,64}(\.\w{1,64}){0,8}$/.test(name);
+}
+
+/** Invalid arguments, named where that can be, with what is wrong with each. */
 export function invalidRequest(fields: string[], message?: string): PosthornError {
-  return new PosthornError('invalid_request', { fields }, message);
+  return new PosthornError('invalid_request', { fields: fields.filter(isFieldName) }, message);
 }
 
 /**

@@ -76,7 +76,7 @@ async function collectArguments(ctx: Context, numbers: Set<string>): Promise<Rec
   const body = hasBody ? await readJsonObject(ctx.req) : {};
   const given = [...Object.entries(ctx.params ?? {}), ...query, ...Object.entries(body)];
   const repeated = given.map(([name]) => name).filter((name, index, all) => all.indexOf(name) !== index);
-  if (repeated.length > 0) throw invalidRequest(repeated, `Passed twice: ${repeated.join(', ')}.`);
+  if (repeated.length > 0) throw invalidRequest(repeated, 'A field was passed twice.');
   return Object.fromEntries(
     given.map(([name, value]) => [name, numbers.has(name) && !(name in body) ? toNumber(value) : value]),
   );

@@ -1,5 +1,5 @@
 import type { z } from 'zod';
-import { invalidRequest } from '../errors.ts';
+import { invalidRequest, isFieldName } from '../errors.ts';
 import type { Operation } from './operation.ts';
 
 /**
@@ -12,14 +12,18 @@ export function parseInput(operation: Pick<Operation, 'input'>, value: unknown):
   if (parsed.success) return parsed.data;
   const problems = parsed.error.issues.flatMap((issue) =>
     issue.code === 'unrecognized_keys'
-      ? issue.keys.map((key) => ({ field: key, message: 'is not known here' }))
+      ? issue.keys.map(sayUnknown)
       : [{ field: issue.path.join('.'), message: sayProblem(issue) }],
   );
   const fields = [...new Set(problems.map(({ field }) => field))];
-  throw invalidRequest(
-    fields,
-    problems.map(({ field, message }) => `${field || 'The request'}: ${message}`).join('; '),
-  );
+  const lines = new Set(problems.map(({ field, message }) => `${field || 'The request'}: ${message}`));
+  throw invalidRequest(fields, [...lines].join('; '));
+}
+
+function sayUnknown(key: string): { field: string; message: string } {
+  return isFieldName(key)
+    ? { field: key, message: 'is not known here' }
+    : { field: '', message: 'has a field whose name is no name of a field' };
 }
 
 /** zod writes what is allowed as one long word, which no terminal can break. */

@@ -38,7 +38,7 @@ export interface TestOwner {
   /** Does something as the owner, in one transaction of the person at the server. */
   act<T>(work: (db: Queryable, credential: Buffer) => Promise<T>): Promise<T>;
   token(options?: { scopes?: string[]; kind?: 'service' | 'device' }): Promise<{ token: string; connectionId: string }>;
-  agent(label: string): Promise<TestAgent>;
+  agent(label: string, options?: { kind: 'service' | 'device' }): Promise<TestAgent>;
   group(agents: { id: string }[], hours?: number): Promise<functions.GroupView>;
 }
 
@@ -124,8 +124,8 @@ export async function startPosthorn(
       id,
       act,
       token,
-      async agent(label) {
-        const { token: secret, connectionId } = await token();
+      async agent(label, options) {
+        const { token: secret, connectionId } = await token(options);
         return await registerAgent(pods, secret, connectionId, label);
       },
       group: (agents, hours = 168) =>

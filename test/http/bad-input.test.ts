@@ -72,6 +72,19 @@ describe('a send with bad input names the field and stores nothing', () => {
     });
   });
 
+  test('of unknown fields only what is a name is said back', async () => {
+    const { body } = await a.call('POST', '/send', {
+      ...valid(),
+      subject: 'x',
+      'a secret, by mistake': 1,
+      ['x'.repeat(65)]: 1,
+    });
+    expect(body.fields).toEqual(['subject']);
+    expect(body.message).toBe('subject: is not known here; The request: has a field whose name is no name of a field');
+    const twice = await a.call('GET', `/status?agent_id=${a.id}&not%20a%20name=1&not%20a%20name=2`);
+    expect([twice.status, twice.body.fields, twice.body.message]).toEqual([400, [], 'A field was passed twice.']);
+  });
+
   test('a missing key', async () => {
     const { idempotency_key: _, ...body } = valid();
     expect(await refused(body)).toEqual({ status: 400, error: 'invalid_request', fields: ['idempotency_key'] });
@@ -82,8 +95,19 @@ describe('a send with bad input names the field and stores nothing', () => {
     ['a list', '[1]'],
     ['a bare string', '"x"'],
     ['nothing', ''],
+    ['an object with a name twice', '{"body":"one","body":"two"}'],
+    ['an object with a name twice, once with an escape', '{"body":"one","bod\\u0079" : "two"}'],
+    ['an object with such an object in it', '{"body":[{"a":{"b":1,"b":1}}]}'],
   ])('a request body that is %s', async (_, body) => {
-    expect((await refused(body)).error).toBe('invalid_request');
+    expect(await refused(body)).toEqual({ status: 400, error: 'invalid_request', fields: [] });
+  });
+
+  test('what looks like a name twice and is text', async () => {
+    const body = '{"body":1,"body":2} \\" "body": \\\\';
+    const answer = await a.send({ ...valid(), body });
+    expect(answer.status).toBe(201);
+    expect((await b.receive()).body.messages.at(-1).body).toBe(body);
+    await b.ack([answer.body.id]);
   });
 
   test('broken UTF-8, which a lenient parser would store as question marks', async () => {

@@ -62,6 +62,16 @@ test('a message from send to reply, across two pods', async () => {
   });
 });
 
+test('an id in capitals is the same id: what was sent to it can be read', async () => {
+  const { agents, groupId } = await team(2);
+  const [a, b] = agents as [TestAgent, TestAgent];
+  await a.send(say({ recipient_agent_id: b.id, group_id: groupId })); // from now on the pod knows the way by itself
+  const sent = await a.send(say({ recipient_agent_id: b.id.toUpperCase(), group_id: groupId }));
+  expect([sent.status, sent.body.recipient_agent_id]).toEqual([201, b.id]);
+  const { body } = await b.receive();
+  expect(body.messages.map((message: { body: string }) => message.body)).toEqual(['hello', 'hello']);
+});
+
 test('the same key gives the same receipt from any pod, other content a conflict', async () => {
   const { agents, groupId } = await team(3);
   const [a, b] = agents as [TestAgent, TestAgent];
