@@ -1,7 +1,6 @@
-// The callers of the HTTP bench, in a process of their own. Over bare sockets, since a full HTTP client costs more CPU
-// than the server that it would measure. Told what to do by messages from the bench.
+// The callers of the HTTP bench, in a process of their own. Told what to do by messages from the bench.
 import { randomUUID } from 'node:crypto';
-import { connect } from 'node:net';
+import { openKeepAlive } from './keep-alive.ts';
 import { drive } from './rounds.ts';
 import { pick, type Sender } from './tenants.ts';
 
@@ -38,7 +37,8 @@ process.on('message', async (message: { senders: Sender[] } | CallOrder) => {
 });
 
 async function call({ url, callers, seconds }: CallOrder): Promise<CallReport> {
-  const connections = await Promise.all(Array.from({ length: callers }, () => openKeepAlive(new URL(url))));
+  const address = new URL(url);
+  const connections = await Promise.all(Array.from({ length: callers }, () => openKeepAlive(address)));
   const run = await drive(callers, seconds, async (caller) => {
     const { credential, agentId, groupId, peers } = pick(senders);
     const act = {
@@ -48,50 +48,9 @@ async function call({ url, callers, seconds }: CallOrder): Promise<CallReport> {
       body: BODY,
       idempotency_key: randomUUID(),
     };
-    const answer = await connections[caller]!.post(credential, JSON.stringify(act));
+    const answer = await connections[caller]!.post(address.pathname, credential, JSON.stringify(act));
     if (!answer.startsWith('HTTP/1.1 201 ')) throw new Error(answer.slice(0, 2000));
   });
   for (const connection of connections) connection.end();
   return { perSecond: run.calls / run.seconds, latencies: run.latencies };
-}
-
-interface KeepAlive {
-  /** @returns the answer with its head */
-  post(credential: string, body: string): Promise<string>;
-  end(): void;
-}
-
-function openKeepAlive({ hostname, port, pathname, host }: URL): Promise<KeepAlive> {
-  return new Promise((resolve, reject) => {
-    const socket = connect(Number(port), hostname);
-    socket.setNoDelay(true);
-    let answered: (answer: string) => void = () => {};
-    let failed: (error: Error) => void = reject;
-    let answer = '';
-    socket.on('data', (chunk) => {
-      answer += chunk.toString('latin1');
-      const head = answer.indexOf('\r\n\r\n');
-      const length = head < 0 ? undefined : /\r\ncontent-length: (\d+)/i.exec(answer.slice(0, head))?.[1];
-      if (length === undefined || answer.length < head + 4 + Number(length)) return;
-      const whole = answer;
-      answer = '';
-      answered(whole);
-    });
-    socket.on('error', (error) => failed(error));
-    socket.on('close', () => failed(new Error('the server closed a connection')));
-    socket.on('connect', () =>
-      resolve({
-        post: (credential, body) =>
-          new Promise((resolveAnswer, rejectAnswer) => {
-            answered = resolveAnswer;
-            failed = rejectAnswer;
-            socket.write(
-              `POST ${pathname} HTTP/1.1\r\nHost: ${host}\r\nAuthorization: Bearer ${credential}\r\n` +
-                `Content-Type: application/json\r\nContent-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`,
-            );
-          }),
-        end: () => socket.destroy(),
-      }),
-    );
-  });
 }

@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { packageRoot } from '../src/package-root.ts';
 import type { CallOrder, CallReport } from './callers.ts';
+import type { ConversationOrder } from './conversation-callers.ts';
 import type { ReaderOrder, ReaderReport } from './stream-clients.ts';
 import type { ServerCost, ServerOrder } from './stream-server.ts';
 import type { Sender } from './tenants.ts';
@@ -13,6 +14,7 @@ import type { ReceiverOrder, ReceiverReport } from './webhook-receiver.ts';
 
 export interface Front {
   url: string;
+  pid: number;
   send(signal: NodeJS.Signals): void;
   stop(): Promise<void>;
 }
@@ -38,6 +40,11 @@ export function startPeerFronts(databaseUrl: string): Promise<Front> {
   return startFront(['bench/fronts.ts', databaseUrl], {});
 }
 
+/** Everything on an embedded PostgreSQL, as a newcomer starts it. */
+export function startWholeServer(dataDirectory: string): Promise<Front> {
+  return startFront(['src/main.ts', 'start', '--json'], { POSTHORN_DATA_DIR: dataDirectory, POSTHORN_PORT: '0' });
+}
+
 /** Starts a program that says `{"event": "ready", "url": …}` when it is. Its log is read and thrown away, as by a log collector. */
 async function startFront(args: string[], env: Record<string, string>): Promise<Front> {
   const child = spawn(process.execPath, args, {
@@ -61,6 +68,7 @@ async function startFront(args: string[], env: Record<string, string>): Promise<
   failed.catch(() => {});
   return {
     url: await Promise.race([ready, failed]),
+    pid: child.pid!,
     send: (signal) => void child.kill(signal),
     stop: () => stop(child, exited),
   };
@@ -94,13 +102,18 @@ function startHelper<Order extends object>(file: string, args: string[] = [], ex
   };
 }
 
-export interface Callers {
-  call(order: CallOrder): Promise<CallReport>;
+export interface Callers<Order> {
+  call(order: Order): Promise<CallReport>;
   stop(): Promise<void>;
 }
 
-export function startCallers(senders: Sender[]): Callers {
-  const helper = startHelper<CallOrder | { senders: Sender[] }>('callers.ts');
+export const startCallers = (senders: Sender[]) => startCallersOf<CallOrder>('callers.ts', senders);
+
+export const startConversationCallers = (senders: Sender[]) =>
+  startCallersOf<ConversationOrder>('conversation-callers.ts', senders);
+
+function startCallersOf<Order extends { url: string }>(file: string, senders: Sender[]): Callers<Order> {
+  const helper = startHelper<Order | { senders: Sender[] }>(file);
   helper.tell({ senders });
   return {
     async call(order) {

@@ -12,7 +12,7 @@ export interface Measurement {
 
 export interface Case {
   name: string;
-  unit: '/s' | 'ms' | 'KiB';
+  unit: '/s' | 'ms' | 'µs' | 'KiB' | 'MiB' | '%';
   measure(): Promise<Measurement>;
   /** Cases that this one is compared with; the ratio must reach the bar `atLeast` and stay below the bar `atMost`. */
   peers?: { name: string; atLeast?: number | undefined; atMost?: number | undefined }[];
@@ -82,6 +82,22 @@ function summarize({ name, unit, peers, atMost }: Case, measured: Map<string, Me
   };
 }
 
+/** What is measured once and compared with nothing. */
+export function singleResult({
+  name,
+  unit,
+  figure,
+  atMost,
+}: {
+  name: string;
+  unit: string;
+  figure: number;
+  atMost?: number;
+}): Result {
+  const all = { median: figure, lowest: figure, highest: figure, rounds: [figure] };
+  return { name, unit, ...all, p50: null, comparisons: [], atMost: atMost ?? null };
+}
+
 /** Bars that were missed, in words. */
 export function missedBars(results: Result[]): string[] {
   return results.flatMap(({ name, unit, median: figure, comparisons, atMost }) => [
@@ -98,7 +114,8 @@ export function missedBars(results: Result[]): string[] {
   ]);
 }
 
-export function formatTable(results: Result[]): string {
+/** The head and a row for each case. */
+export function tableRows(results: Result[]): string[][] {
   const rows = results.map(({ name, unit, median: figure, lowest, highest, p50, comparisons, atMost }) => [
     name,
     format(figure),
@@ -113,7 +130,11 @@ export function formatTable(results: Result[]): string {
       ...(atMost === null ? [] : [`(bar ${atMost})`]),
     ].join('; '),
   ]);
-  const table = [['case', 'median', 'spread', 'unit', 'p50 ms', 'ratio'], ...rows];
+  return [['case', 'median', 'spread', 'unit', 'p50 ms', 'ratio'], ...rows];
+}
+
+export function formatTable(results: Result[]): string {
+  const table = tableRows(results);
   const widths = table[0]?.map((_, column) => Math.max(...table.map((row) => row[column]?.length ?? 0))) ?? [];
   return table
     .map((row) =>

@@ -1,6 +1,7 @@
 // Sending, three ways: through SQL in batches next to raw single-row inserts; one lone send; through HTTP next to two
 // queue libraries behind a front of the same kind. And reading mail next to fetching jobs.
 import { makeKeyRing, serializeKeyRing } from '../src/crypto/key-ring.ts';
+import type { CallOrder } from './callers.ts';
 import { describeMachine } from './machine.ts';
 import { type Callers, startCallers, startPeerFronts, startPodProcess } from './processes.ts';
 import { createInboxReader, createJobReader } from './receive.ts';
@@ -128,7 +129,7 @@ async function loneCase(url: string, senders: Sender[], seconds: number): Promis
   };
 }
 
-function httpCases(callers: Callers, urls: FrontUrls, size: { callers: number[]; seconds: number }): Case[] {
+function httpCases(callers: Callers<CallOrder>, urls: FrontUrls, size: { callers: number[]; seconds: number }): Case[] {
   return size.callers.flatMap((count) => {
     const measure = (url: string) => async () => {
       const { perSecond, latencies } = await callers.call({ url, callers: count, seconds: size.seconds });
@@ -158,7 +159,7 @@ interface FrontUrls {
 }
 
 /** Plans, connections, compiled code and the pod's plans of who writes to whom. */
-async function warmUp(cases: Case[], callers: Callers, urls: FrontUrls, seconds: number): Promise<void> {
+async function warmUp(cases: Case[], callers: Callers<CallOrder>, urls: FrontUrls, seconds: number): Promise<void> {
   for (const { measure } of cases.filter(({ name }) => !name.startsWith('HTTP'))) await measure();
   for (const url of [`${urls.fronts}/pg-boss`, `${urls.fronts}/graphile-worker`, `${urls.pod}/messaging/v1/send`]) {
     await callers.call({ url, callers: 64, seconds });

@@ -1,14 +1,21 @@
 // Readers of event streams, in a process of their own: 10,000 of them must not share a heap with what is measured. Over
 // bare sockets, which only count the events that they see.
 import { connect, type Socket } from 'node:net';
+import { openCrawlingReader } from '../test/helpers/crawling-reader.ts';
 
 export type ReaderOrder =
   /** A stream for each token; where an agent follows it, the path says AGENT in its place. */
-  { open: { url: string; path: string; tokens: string[] } } | { await: { events: number } } | { close: true };
+  | { open: { url: string; path: string; tokens: string[] } }
+  /** One more, that takes a byte a second and comes back by id whenever it is cut. */
+  | { crawl: { url: string; path: string; token: string } }
+  | { await: { events: number } }
+  | { close: true };
 
 export interface ReaderReport {
-  /** When each stream had its last event, in milliseconds of the wall clock. */
-  lastAt?: number;
+  /** When each of the events that were awaited came, in milliseconds of the wall clock. */
+  arrivedAt?: number[];
+  /** How often the crawling reader was cut until it was closed. */
+  cuts?: number;
   failure?: string;
 }
 
@@ -16,8 +23,10 @@ const AT_ONCE = 50;
 const EVENT = 'event: messaging.pending';
 
 let sockets: Socket[] = [];
-let seen = 0;
+let arrivedAt: number[] = [];
 let onEvent = () => {};
+let endCrawling = () => {};
+let cuts = 0;
 
 process.on('message', async (order: ReaderOrder) => {
   const report = await obey(order).catch((error: Error): ReaderReport => ({ failure: error.message }));
@@ -37,20 +46,41 @@ async function obey(order: ReaderOrder): Promise<ReaderReport> {
     await Promise.all(Array.from({ length: AT_ONCE }, opener));
     return {};
   }
+  if ('crawl' in order) {
+    void crawl(order.crawl);
+    return {};
+  }
   if ('await' in order) {
     await new Promise<void>((resolve) => {
-      onEvent = () => seen >= order.await.events && resolve();
+      onEvent = () => arrivedAt.length >= order.await.events && resolve();
       onEvent();
     });
-    seen -= order.await.events;
-    return { lastAt: Date.now() };
+    return { arrivedAt: arrivedAt.splice(0, order.await.events) };
   }
+  endCrawling();
   const closed = sockets.map((socket) => new Promise((resolve) => socket.once('close', resolve)));
   for (const socket of sockets) socket.destroy();
   sockets = [];
-  seen = 0;
+  arrivedAt = [];
   await Promise.all(closed);
-  return {};
+  const report = { cuts };
+  cuts = 0;
+  return report;
+}
+
+async function crawl({ url, path, token }: { url: string; path: string; token: string }): Promise<void> {
+  let isOver = false;
+  let lastId: string | undefined;
+  while (!isOver) {
+    const reader = await openCrawlingReader(url, token, path, lastId);
+    endCrawling = () => {
+      isOver = true;
+      reader.close();
+    };
+    await reader.closed;
+    if (!isOver) cuts++;
+    lastId = reader.lastId() ?? lastId;
+  }
 }
 
 /** Resolves when the head of the answer is there. */
@@ -62,7 +92,7 @@ function open(url: URL, token: string): Promise<Socket> {
     socket.on('data', (chunk) => {
       if (isOpen) {
         if (chunk.includes(EVENT)) {
-          seen++;
+          arrivedAt.push(performance.timeOrigin + performance.now());
           onEvent();
         }
         return;

@@ -6,7 +6,7 @@ import { makeKeyRing, serializeKeyRing } from '../src/crypto/key-ring.ts';
 import { describeMachine } from './machine.ts';
 import { hasNchan, startNchan } from './nchan.ts';
 import { type StreamReaders, startStreamReaders, startStreamServer } from './processes.ts';
-import { type Case, type Measurement, type Report, runRounds } from './rounds.ts';
+import { type Case, type Measurement, median, type Report, runRounds } from './rounds.ts';
 import { startBenchServer } from './server.ts';
 import type { ServerCost } from './stream-server.ts';
 import { type Sender, seedTenants } from './tenants.ts';
@@ -18,9 +18,13 @@ const WARM_UP = 200;
 const AGENTS_PER_OWNER = 20;
 /** Until what a closed or opened stream leaves behind for a moment is gone. */
 const SETTLE_MS = 1_500;
+/** Events for the neighbour beside each event for all: together more than the kernel and the pod hold for one reader. */
+const FLOOD = 1_000;
 /** The bars of the contract. */
 const HEAP_KIB = 10;
 const FAN_OUT_CPU = 1.15;
+/** Within the noise of this machine: rounds without any neighbour differ by as much. */
+const BESIDE_CRAWLER = 1.5;
 
 /** One that serves streams, so that all can be measured alike. */
 interface Target {
@@ -103,6 +107,10 @@ export async function benchStreams({ isQuick }: { isQuick: boolean }): Promise<R
         unit: 'ms',
         measure: () => measureCpu(readers, apart, size.apart, size.events),
       },
+      ...neighbourCases(readers, size.fanOut, size.events, ours, {
+        sender: senders.at(-1)!,
+        flood: (agentId) => flood(database, agentId),
+      }),
     ];
     const results = await runRounds(cases, size.rounds, () => server.checkpoint());
     return { machine: await describeMachine(url, server.directory), results };
@@ -168,6 +176,70 @@ function cpuCases(readers: StreamReaders, streams: number, events: number, { raw
       peers: [{ name: named('node:http'), atMost: FAN_OUT_CPU }, ...(hasNchan ? [{ name: named('nchan') }] : [])],
     },
   ];
+}
+
+interface Neighbour {
+  sender: Sender;
+  /** Many events for an agent. */
+  flood(agentId: string): Promise<void>;
+}
+
+/** How long the slowest hundredth of the readers waits, while a neighbour is flooded that reads well, or hardly. */
+function neighbourCases(
+  readers: StreamReaders,
+  streams: number,
+  events: number,
+  start: Start,
+  neighbour: Neighbour,
+): Case[] {
+  const named = (beside: string) => `99th of 100 to ${streams} streams ${beside}`;
+  const measure = (reads?: 'all' | 'a byte a second') => () =>
+    measureTail(readers, start, streams, events, neighbour, reads);
+  const [alone, hasty, crawling] = ['alone', 'beside one that takes everything', 'beside one at a byte a second'];
+  return [
+    { name: named(alone!), unit: 'ms', measure: measure() },
+    { name: named(hasty!), unit: 'ms', measure: measure('all'), peers: [{ name: named(alone!) }] },
+    {
+      name: named(crawling!),
+      unit: 'ms',
+      measure: measure('a byte a second'),
+      peers: [{ name: named(hasty!), atMost: BESIDE_CRAWLER }, { name: named(alone!) }],
+    },
+  ];
+}
+
+async function measureTail(
+  readers: StreamReaders,
+  start: Start,
+  streams: number,
+  events: number,
+  { sender: { agentId, credential }, flood }: Neighbour,
+  reads?: 'all' | 'a byte a second',
+): Promise<Measurement> {
+  const target = await start();
+  let cuts = 0;
+  try {
+    await open(readers, target, streams);
+    const path = `/messaging/v1/events?agent_id=${agentId}`;
+    if (reads === 'all') await readers.obey({ open: { url: target.url, path, tokens: [credential] } });
+    if (reads === 'a byte a second') await readers.obey({ crawl: { url: target.url, path, token: credential } });
+    const latencies: number[] = [];
+    for (let event = 0; event < events; event++) {
+      if (reads) await flood(agentId);
+      const publishedAt = performance.timeOrigin + performance.now();
+      await target.publish();
+      const { arrivedAt } = await readers.obey({ await: { events: streams } });
+      latencies.push(...arrivedAt!.map((at) => at - publishedAt));
+    }
+    const { cuts: counted } = await readers.obey({ close: true });
+    cuts = counted!;
+    latencies.sort((a, b) => a - b);
+    return { figure: latencies[Math.ceil(latencies.length * 0.99) - 1]!, p50: median(latencies) };
+  } finally {
+    await readers.obey({ close: true });
+    await target.stop();
+    if (reads === 'a byte a second') console.error(`the crawling reader was cut ${cuts} times`);
+  }
 }
 
 /** What one stream adds to its server, in bytes. */
@@ -261,5 +333,19 @@ async function tell(database: pg.Client, agentIds: string[]): Promise<void> {
      )
      select posthorn_impl.wake(array_agg(c.wake_number)) from counted c`,
     [agentIds],
+  );
+}
+
+/** As many events at once for one agent, of a kind that readers do not count. */
+async function flood(database: pg.Client, agentId: string): Promise<void> {
+  await database.query(
+    `with counted as (
+       update posthorn.mailboxes b set event_seq = b.event_seq + $2 where b.agent_id = $1 returning b.owner_id, b.agent_id, b.wake_number, b.event_seq - $2 as base
+     ), told as (
+       insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+       select c.owner_id, c.agent_id, c.base + n, 'wakeup.due', posthorn.make_id(), now() from counted c, generate_series(1, $2::int) n
+     )
+     select posthorn_impl.wake(array_agg(c.wake_number)) from counted c`,
+    [agentId, FLOOD],
   );
 }

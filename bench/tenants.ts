@@ -108,8 +108,12 @@ function seedStatements(owners: number): string {
 
 const SEALED_BYTES = 1024 + 29;
 
-/** Tops every inbox up to so many unread messages, from its peers in turn. */
-export async function fillInboxes(url: string, unread: number): Promise<void> {
+/**
+ * Tops inboxes up to so many unread messages, from their peers in turn.
+ *
+ * @param owners only those of the first owners
+ */
+export async function fillInboxes(url: string, unread: number, owners = 2 ** 31 - 1): Promise<void> {
   const client = new pg.Client({ connectionString: url });
   await client.connect();
   try {
@@ -129,7 +133,8 @@ export async function fillInboxes(url: string, unread: number): Promise<void> {
           limit 1) p
         join posthorn.conversations c
           on c.owner_id = s.owner_id and c.group_id = s.group_id and c.generation = 1
-         and c.agent_low = least(s.agent_id, p.agent_id) and c.agent_high = greatest(s.agent_id, p.agent_id);
+         and c.agent_low = least(s.agent_id, p.agent_id) and c.agent_high = greatest(s.agent_id, p.agent_id)
+       where s.owner_id <= ${owners};
 
       insert into posthorn.messages (owner_id, message_id, state, recipient_agent_id, seq, sender_agent_id, connection_id, group_id, conversation_id, created_at, expires_at)
       select owner_id, message_id, 'queued', agent_id, seq, sender_agent_id, connection_id, group_id, conversation_id, now(), now() + interval '1 day' from mail;
@@ -137,9 +142,49 @@ export async function fillInboxes(url: string, unread: number): Promise<void> {
       select owner_id, agent_id, seq, message_id, now() + interval '1 day', decode(repeat('5a', ${SEALED_BYTES}), 'hex') from mail;
       update posthorn.mailboxes
          set message_seq = message_seq + ${unread} - unfenced, unfenced = ${unread}
-       where unfenced < ${unread};
+       where unfenced < ${unread} and owner_id <= ${owners};
       drop table mail`);
     await client.query('vacuum (analyze) posthorn.mailboxes, posthorn.messages, posthorn.bodies');
+  } finally {
+    await client.end();
+  }
+}
+
+/**
+ * So many messages that were acknowledged yesterday, spread evenly over the agents, with what they left in the log and
+ * among the idempotency keys.
+ */
+export async function fillHistory(url: string, messages: number): Promise<void> {
+  const client = new pg.Client({ connectionString: url });
+  await client.connect();
+  try {
+    // foreign keys and triggers of ten million rows would take longer than all that is measured
+    await client.query(`
+      set session_replication_role = replica;
+      create temporary table correspondents as
+      select c.owner_id, c.group_id, c.conversation_id, s.agent_id, s.connection_id, p.agent_id as peer_agent_id, n.messages
+        from (select *, count(*) over () as seats, row_number() over (order by agent_id) as place from bench.seats) s
+       cross join lateral (
+         select x.agent_id from bench.seats x where x.owner_id = s.owner_id and x.group_id = s.group_id and x.agent_id <> s.agent_id limit 1) p
+       cross join lateral (select ${messages} / s.seats + (s.place <= ${messages} % s.seats)::int as messages) n
+        join posthorn.conversations c
+          on c.owner_id = s.owner_id and c.group_id = s.group_id and c.generation = 1
+         and c.agent_low = least(s.agent_id, p.agent_id) and c.agent_high = greatest(s.agent_id, p.agent_id);
+
+      insert into posthorn.messages (owner_id, message_id, state, recipient_agent_id, seq, sender_agent_id, connection_id, group_id, conversation_id, created_at, expires_at, acknowledged_at)
+      select c.owner_id, posthorn.make_id(), 'acknowledged', c.agent_id, n, c.peer_agent_id, c.connection_id, c.group_id, c.conversation_id, now() - interval '1 day', now(), now() - interval '1 day'
+        from correspondents c cross join generate_series(1, c.messages) n;
+      insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, occurred_at)
+      select c.owner_id, c.agent_id, n, 'messaging.pending', c.conversation_id, now() - interval '1 day' from correspondents c cross join generate_series(1, c.messages) n;
+      insert into posthorn.idempotency_keys (owner_id, agent_id, operation, key, fingerprint, message_ids, created_at)
+      select c.owner_id, c.agent_id, 'send_message', gen_random_uuid()::text, sha256('bench'), array[c.conversation_id], now() - interval '1 day'
+        from correspondents c cross join generate_series(1, c.messages) n;
+      update posthorn.mailboxes b
+         set message_seq = c.messages, event_seq = c.messages
+        from correspondents c
+       where b.owner_id = c.owner_id and b.agent_id = c.agent_id;
+      drop table correspondents`);
+    await client.query('vacuum (analyze)');
   } finally {
     await client.end();
   }

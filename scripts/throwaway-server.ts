@@ -28,7 +28,8 @@ export async function startThrowawayServer(settings: Record<string, string> = {}
   return server;
 }
 
-function chosenMajor(): 15 | 18 {
+/** The version that POSTHORN_TEST_POSTGRES names. */
+export function chosenMajor(): 15 | 18 {
   const asked = process.env.POSTHORN_TEST_POSTGRES ?? '18';
   if (asked === '18' || asked === '15') return asked === '18' ? 18 : 15;
   throw new Error(`POSTHORN_TEST_POSTGRES is 18 or 15, not ${asked}`);

@@ -50,7 +50,8 @@ create type posthorn_impl.connection_view as (
   last_used_at timestamp with time zone,
   revoked_at timestamp with time zone,
   client_id text,
-  client_host text
+  client_host text,
+  ended_at timestamp with time zone
 );
 create type posthorn_impl.delivery_view as (
   id uuid,
@@ -85,6 +86,16 @@ create type posthorn_impl.due_delivery as (
   group_id uuid,
   conversation_id uuid,
   message_ids uuid[]
+);
+create type posthorn_impl.due_push as (
+  subscription_id uuid,
+  ring_key_id text,
+  wrapped_key bytea,
+  endpoint_hash bytea,
+  sealed_subscription bytea,
+  requests integer,
+  waiting integer,
+  life_seconds integer
 );
 create type posthorn_impl.endpoint as (
   item integer,
@@ -133,6 +144,19 @@ create type posthorn_impl.message_view as (
   acknowledged_at timestamp with time zone,
   processed_at timestamp with time zone,
   replied_at timestamp with time zone
+);
+create type posthorn_impl.openid_account_view as (
+  id uuid,
+  issuer text,
+  label text,
+  created_at timestamp with time zone,
+  last_used_at timestamp with time zone
+);
+create type posthorn_impl.passkey_view as (
+  id uuid,
+  label text,
+  created_at timestamp with time zone,
+  last_used_at timestamp with time zone
 );
 create type posthorn_impl.place as (
   system_identifier bigint,
@@ -272,7 +296,7 @@ create unlogged table posthorn.attempts (
   bucket integer not null,
   attempts integer not null,
   counted_until timestamp with time zone not null,
-  constraint act_is_known CHECK ((act = ANY ('{sign_in,register_client,authorize,ask_device_code}'::text[]))),
+  constraint act_is_known CHECK ((act = ANY ('{sign_in,begin_sign_in,register_client,authorize,ask_device_code}'::text[]))) NOT VALID,
   constraint attempts_pkey PRIMARY KEY (act, bucket),
   constraint bucket_has_16_bits CHECK (((bucket >= 0) AND (bucket <= 65535)))
 ) with (fillfactor=50); -- of posthorn_owner
@@ -321,6 +345,21 @@ create policy select_deleted on posthorn.bodies for select to posthorn_jobs usin
 create policy select_jobs on posthorn.bodies for select to posthorn_jobs using ((expires_at <= ( SELECT posthorn_impl.clock() AS clock)));
 create policy select_proved on posthorn.bodies for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.bodies for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create unlogged table posthorn.challenges (
+  bound_to bytea not null,
+  purpose text not null,
+  challenge_hash bytea not null,
+  handle_hash bytea,
+  expires_at timestamp with time zone not null,
+  constraint bound_to_is_sha256 CHECK ((octet_length(bound_to) = 32)),
+  constraint challenge_hash_is_sha256 CHECK ((octet_length(challenge_hash) = 32)),
+  constraint challenges_pkey PRIMARY KEY (bound_to, purpose),
+  constraint handle_hash_is_sha256 CHECK ((octet_length(handle_hash) = 32)),
+  constraint only_a_new_passkey_has_a_handle CHECK (((purpose = 'add_passkey'::text) = (handle_hash IS NOT NULL))),
+  constraint purpose_is_known CHECK ((purpose = ANY ('{add_passkey,use_passkey,connect_openid,use_openid}'::text[])))
+); -- of posthorn_owner
+CREATE INDEX challenges_by_end ON posthorn.challenges USING btree (expires_at);
 
 create table posthorn.connections (
   owner_id integer not null,
@@ -462,7 +501,7 @@ create table posthorn.events (
   state text,
   occurred_at timestamp with time zone not null,
   constraint events_pkey PRIMARY KEY (owner_id, agent_id, seq),
-  constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text]))),
+  constraint kind_is_known CHECK ((kind = ANY (ARRAY['messaging.pending'::text, 'message.state'::text, 'proposal.decided'::text, 'call.updated'::text, 'wakeup.due'::text, 'proposal.created'::text, 'call.input_required'::text]))) NOT VALID,
   constraint state_is_bounded CHECK (((char_length(state) >= 1) AND (char_length(state) <= 32)))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
 alter table posthorn.events enable row level security;
@@ -761,6 +800,32 @@ CREATE UNIQUE INDEX oauth_records_by_uid ON posthorn.oauth_records USING btree (
 CREATE UNIQUE INDEX oauth_records_by_user_code ON posthorn.oauth_records USING btree (model, user_code_hash) WHERE (user_code_hash IS NOT NULL);
 CREATE INDEX unused_oauth_clients ON posthorn.oauth_records USING btree (created_at) WHERE ((model = 'Client'::text) AND (expires_at < 'infinity'::timestamp with time zone));
 
+create table posthorn.openid_accounts (
+  owner_id integer not null,
+  account_id uuid not null default posthorn.make_id(),
+  subject_hash bytea not null,
+  issuer text not null,
+  label text not null,
+  created_at timestamp with time zone not null,
+  last_used_at timestamp with time zone,
+  constraint issuer_has_1_to_512_characters CHECK (((char_length(issuer) >= 1) AND (char_length(issuer) <= 512))),
+  constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint openid_accounts_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint openid_accounts_pkey PRIMARY KEY (owner_id, account_id),
+  constraint subject_hash_is_sha256 CHECK ((octet_length(subject_hash) = 32)),
+  constraint subjects_are_unique_everywhere UNIQUE (subject_hash)
+); -- of posthorn_owner
+alter table posthorn.openid_accounts enable row level security;
+alter table posthorn.openid_accounts force row level security;
+create policy delete_deleted on posthorn.openid_accounts for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.openid_accounts for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.openid_accounts for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.openid_accounts for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_presented on posthorn.openid_accounts for select to posthorn_prover using ((subject_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.openid_accounts for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.openid_accounts for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
 create table posthorn.owner_keys (
   owner_id integer not null,
   ring_key_id text not null,
@@ -791,6 +856,8 @@ create table posthorn.owners (
   created_at timestamp with time zone not null,
   suspended_at timestamp with time zone,
   deleted_at timestamp with time zone,
+  event_seq bigint not null default 0,
+  wake_number integer not null default nextval('posthorn.mailboxes_wake_number_seq'::regclass),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
   constraint label_shows_ink CHECK (posthorn.shows_ink(label)),
@@ -809,6 +876,37 @@ create policy select_deleted on posthorn.owners for select to posthorn_jobs usin
 create policy select_proved on posthorn.owners for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_admin on posthorn.owners for update to posthorn_admin using (true);
 create policy update_proved on posthorn.owners for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.passkeys (
+  owner_id integer not null,
+  passkey_id uuid not null default posthorn.make_id(),
+  handle_hash bytea not null,
+  credential_id bytea not null,
+  public_key bytea not null,
+  sign_count bigint not null,
+  label text not null,
+  created_at timestamp with time zone not null,
+  last_used_at timestamp with time zone,
+  constraint credential_id_has_16_to_1023_bytes CHECK (((octet_length(credential_id) >= 16) AND (octet_length(credential_id) <= 1023))),
+  constraint handle_hash_is_sha256 CHECK ((octet_length(handle_hash) = 32)),
+  constraint handles_are_unique_everywhere UNIQUE (handle_hash),
+  constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
+  constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint passkeys_are_unique_everywhere UNIQUE (credential_id),
+  constraint passkeys_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
+  constraint passkeys_pkey PRIMARY KEY (owner_id, passkey_id),
+  constraint public_key_is_bounded CHECK (((octet_length(public_key) >= 32) AND (octet_length(public_key) <= 2048))),
+  constraint sign_count_has_32_bits CHECK (((sign_count >= 0) AND (sign_count <= '4294967295'::bigint)))
+); -- of posthorn_owner
+alter table posthorn.passkeys enable row level security;
+alter table posthorn.passkeys force row level security;
+create policy delete_deleted on posthorn.passkeys for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.passkeys for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.passkeys for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_deleted on posthorn.passkeys for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_presented on posthorn.passkeys for select to posthorn_prover using ((handle_hash = ANY ((( SELECT current_setting('posthorn.presented'::text, true) AS current_setting))::bytea[])));
+create policy select_proved on posthorn.passkeys for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.passkeys for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.posts (
   owner_id integer not null,
@@ -914,6 +1012,36 @@ create policy select_jobs on posthorn.proposals for select to posthorn_jobs usin
 create policy select_outdated on posthorn.proposals for select to posthorn_jobs using (((state <> 'pending'::text) AND (decided_at <= ( SELECT posthorn_impl.kept_since('receipt_days'::text) AS kept_since))));
 create policy select_proved on posthorn.proposals for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
 create policy update_proved on posthorn.proposals for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
+
+create table posthorn.push_subscriptions (
+  owner_id integer not null,
+  subscription_id uuid not null default posthorn.make_id(),
+  connection_id uuid not null,
+  endpoint_hash bytea not null,
+  sealed_subscription bytea not null,
+  requests_made integer not null default 0,
+  requests_told integer not null default 0,
+  failures integer not null default 0,
+  next_push_at timestamp with time zone not null default '-infinity'::timestamp with time zone,
+  created_at timestamp with time zone not null,
+  constraint endpoint_hash_is_sha256 CHECK ((octet_length(endpoint_hash) = 32)),
+  constraint failures_is_not_negative CHECK ((failures >= 0)),
+  constraint one_subscription_per_endpoint UNIQUE (owner_id, endpoint_hash),
+  constraint one_subscription_per_session UNIQUE (owner_id, connection_id),
+  constraint push_subscriptions_owner_id_connection_id_fkey FOREIGN KEY (owner_id, connection_id) REFERENCES posthorn.connections(owner_id, connection_id) ON DELETE CASCADE,
+  constraint push_subscriptions_pkey PRIMARY KEY (owner_id, subscription_id),
+  constraint sealed_subscription_is_bounded CHECK (((octet_length(sealed_subscription) >= 30) AND (octet_length(sealed_subscription) <= 4096))),
+  constraint told_of_no_more_than_were_made CHECK (((requests_told >= 0) AND (requests_told <= requests_made)))
+) with (fillfactor=80); -- of posthorn_owner
+alter table posthorn.push_subscriptions enable row level security;
+alter table posthorn.push_subscriptions force row level security;
+create policy delete_deleted on posthorn.push_subscriptions for delete to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy delete_proved on posthorn.push_subscriptions for delete to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy insert_proved on posthorn.push_subscriptions for insert to posthorn_engine with check (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy select_all on posthorn.push_subscriptions for select to posthorn_ops using (true);
+create policy select_deleted on posthorn.push_subscriptions for select to posthorn_jobs using ((owner_id IN ( SELECT o.owner_id FROM posthorn.owners o WHERE (o.deleted_at IS NOT NULL))));
+create policy select_proved on posthorn.push_subscriptions for select to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE));
+create policy update_proved on posthorn.push_subscriptions for update to posthorn_engine using (((owner_id = ANY (( SELECT posthorn_impl.proved_owners() AS proved_owners)::integer[])) IS TRUE)) with check (true);
 
 create table posthorn.ring_keys (
   ring_key_id text not null,
@@ -1224,6 +1352,12 @@ create function posthorn.shows_ink(p_text text) returns boolean
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid, p_kind text, p_token_hash bytea, p_payload bytea, p_scopes text[], p_seconds integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_openid_account(p_credential bytea, p_state_hash bytea, p_subject_hash bytea, p_issuer text, p_label text) returns posthorn_impl.openid_account_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_passkey(p_credential bytea, p_challenge_hash bytea, p_credential_id bytea, p_public_key bytea, p_sign_count bigint, p_label text) returns posthorn_impl.passkey_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.add_push_subscription(p_credential bytea, p_endpoint_hash bytea, p_sealed_subscription bytea) returns uuid
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.advance_receipts(p_credentials bytea[], p_agent_ids uuid[], p_levels text[], p_items integer[], p_message_ids uuid[]) returns TABLE(item integer, problem text, message_id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_api.agent_status(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(enabled boolean, agent_id uuid, discoverable_agents integer, live_peers integer, presence_kind text, pending_messages integer, pending_proposals integer, wake_number integer, webhook_url_host text, webhook_events text[], webhook_status text, webhook_consecutive_failures integer, webhook_last_delivered_at timestamp with time zone)
@@ -1234,10 +1368,18 @@ create function posthorn_api.authenticate(p_credential bytea) returns TABLE(owne
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.beat_worker(p_worker_id text) returns integer
   language plpgsql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_openid_account(p_credential bytea, p_state_hash bytea) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_passkey(p_credential bytea, p_challenge_hash bytea, p_handle_hash bytea) returns TABLE(credential_id bytea)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.begin_sign_in(p_purpose text, p_challenge_hash bytea, p_browser_hash bytea, p_bucket integer) returns boolean
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.change_owner_settings(p_credential bytea, p_automatic_approval boolean DEFAULT NULL::boolean, p_sensitive_content_check boolean DEFAULT NULL::boolean) returns TABLE(id uuid, label text, automatic_approval boolean, sensitive_content_check boolean, created_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.claim_deliveries(p_webhook_ids uuid[], p_lease_ids uuid[]) returns SETOF posthorn_impl.due_delivery
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_api.claim_pushes(p_owner_id uuid) returns SETOF posthorn_impl.due_push
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.close_streams(p_credentials bytea[], p_stream_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.consume_grant_token(p_token_hash bytea, p_successor_hash bytea DEFAULT NULL::bytea) returns boolean
@@ -1280,6 +1422,8 @@ create function posthorn_api.find_grant_token(p_kind text, p_token_hash bytea) r
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.find_oauth_record(p_model text, p_id_hash bytea DEFAULT NULL::bytea, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns TABLE(payload bytea, consumed_at timestamp with time zone)
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.find_passkey(p_challenge_hash bytea, p_browser_hash bytea, p_handle_hash bytea, p_credential_id bytea, p_bucket integer) returns TABLE(outcome text, public_key bytea)
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.get_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.webhook_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.inbox_snapshots(p_credential bytea, p_agent_ids uuid[]) returns TABLE(agent_id uuid, last_seq bigint, pending_count integer, message_ids uuid[], proposal_ids uuid[])
@@ -1296,21 +1440,27 @@ create function posthorn_api.list_agents(p_credential bytea, p_agent_id uuid DEF
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_client_agents(p_credential bytea, p_client_id text) returns TABLE(agent_id uuid, label text)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_connections(p_credential bytea) returns SETOF posthorn_impl.connection_view
+create function posthorn_api.list_connections(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.connection_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_deliveries(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_delivery_id uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_groups(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100, p_ids uuid[] DEFAULT NULL::uuid[], p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_agents(p_credential bytea) returns SETOF posthorn_impl.agent_view
+create function posthorn_api.list_openid_accounts(p_credential bytea) returns SETOF posthorn_impl.openid_account_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_groups(p_credential bytea) returns SETOF posthorn_impl.group_view
+create function posthorn_api.list_owner_agents(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.agent_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_proposals(p_credential bytea, p_pending_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
+create function posthorn_api.list_owner_groups(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.group_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.list_owner_webhooks(p_credential bytea) returns SETOF posthorn_impl.webhook_view
+create function posthorn_api.list_owner_proposals(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid, p_in_past boolean DEFAULT false, p_current_only boolean DEFAULT false) returns SETOF posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_owner_webhooks(p_credential bytea, p_limit integer DEFAULT NULL::integer, p_after uuid DEFAULT NULL::uuid) returns SETOF posthorn_impl.webhook_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_passkeys(p_credential bytea) returns SETOF posthorn_impl.passkey_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.list_proposals(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid, p_ids uuid[] DEFAULT NULL::uuid[], p_before uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 100) returns SETOF posthorn_impl.proposal_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.list_push_subscriptions(p_credential bytea) returns TABLE(endpoint_hash bytea, is_mine boolean)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.mail_history(p_credential bytea, p_hours integer DEFAULT 24) returns TABLE(at timestamp with time zone, sent integer, waiting integer, oldest_seconds integer)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1336,7 +1486,7 @@ create function posthorn_api.propose_collaboration(p_credential bytea, p_kind te
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.put_oauth_record(p_model text, p_id_hash bytea, p_payload bytea, p_seconds integer, p_uid_hash bytea DEFAULT NULL::bytea, p_user_code_hash bytea DEFAULT NULL::bytea) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer)
+create function posthorn_api.read_events(p_credentials bytea[], p_agent_ids uuid[], p_after bigint[], p_limit integer) returns TABLE(item integer, problem text, seq bigint, kind text, subject_id uuid, state text, occurred_at timestamp with time zone, group_id uuid, conversation_id uuid, message_ids uuid[], pending_count integer, agent_ids uuid[])
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off set enable_bitmapscan=off; -- of posthorn_engine
 create function posthorn_api.read_inbox(p_credential bytea, p_after bigint, p_limit integer, p_agent_id uuid DEFAULT NULL::uuid) returns TABLE(owner_id uuid, seq bigint, sender_label text, ciphertext bytea, has_more boolean, pending_messages integer, hold_id uuid, id uuid, conversation_id uuid, conversation_kind text, post_id uuid, group_id uuid, sender_agent_id uuid, recipient_agent_id uuid, reply_to uuid, proposal_id uuid, state text, created_at timestamp with time zone, expires_at timestamp with time zone, delivered_at timestamp with time zone, admitted_at timestamp with time zone, acknowledged_at timestamp with time zone, processed_at timestamp with time zone, replied_at timestamp with time zone)
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -1344,11 +1494,19 @@ create function posthorn_api.recognise_server(p_limit integer) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.record_attempts(p_webhook_ids uuid[], p_lease_ids uuid[], p_delivery_ids uuid[], p_http_statuses integer[], p_problems text[], p_milliseconds integer[], p_retry_after_seconds integer[], p_go_on boolean[]) returns SETOF posthorn_impl.due_delivery
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_api.record_push(p_owner_id uuid, p_subscription_id uuid, p_requests integer, p_http_status integer, p_retry_after_seconds integer) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver(p_credential bytea, p_delivery_id uuid, p_agent_id uuid DEFAULT NULL::uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.redeliver_as_owner(p_credential bytea, p_delivery_id uuid) returns posthorn_impl.delivery_view
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.register_agent(p_credential bytea, p_installation text, p_label text, p_runtime text, p_runtime_version text DEFAULT NULL::text) returns posthorn_impl.agent_view
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_openid_account(p_credential bytea, p_account_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_passkey(p_credential bytea, p_passkey_id uuid) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.remove_push_subscription(p_credential bytea) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.remove_webhook(p_credential bytea, p_agent_id uuid DEFAULT NULL::uuid) returns boolean
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1388,9 +1546,15 @@ create function posthorn_api.test_webhook(p_credential bytea, p_agent_id uuid DE
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.touch_connections(p_credentials bytea[]) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_openid_account(p_state_hash bytea, p_browser_hash bytea, p_subject_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_api.use_passkey(p_challenge_hash bytea, p_browser_hash bytea, p_handle_hash bytea, p_credential_id bytea, p_is_valid boolean, p_sign_count bigint, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.use_sign_in_link(p_link_hash bytea, p_session_hash bytea, p_label text, p_bucket integer, p_replaces bytea DEFAULT NULL::bytea) returns text
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.add_drains(p_webhook_ids uuid[], p_waits interval[] DEFAULT NULL::interval[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
+create function posthorn_impl.add_push(p_owner_id uuid, p_wait interval DEFAULT NULL::interval) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_enqueuer
 create function posthorn_impl.address_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns TABLE(item integer, owner_id integer, connection_id uuid, agent_id uuid, reply_to uuid, planned_group_id uuid, planned_generation integer, hold_id uuid, post_id uuid, copies posthorn_impl.send_copy[], message_ids uuid[], refusal text, refusal_detail jsonb, to_group_id uuid, generation integer, group_expires_at timestamp with time zone, to_agent_id uuid, agent_low uuid, agent_high uuid, found_conversation_id uuid, conversation_room bigint, hold_kind text)
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
@@ -1406,7 +1570,7 @@ create function posthorn_impl.apply_approval(p_actor posthorn_impl.proven, p_pro
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.apply_sends(p_items posthorn_impl.send_item[], p_now timestamp with time zone) returns SETOF posthorn_impl.send_outcome
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
-create function posthorn_impl.approve_automatically(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns boolean
+create function posthorn_impl.ask_owner(p_actor posthorn_impl.proven, p_proposal posthorn.proposals, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.begin_fencing() returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1448,6 +1612,10 @@ create function posthorn_impl.end_deliveries(p_owner_id integer, p_webhook_id uu
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_messages(p_owner_id integer, p_message_ids uuid[], p_state text, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_pushes(p_owner_id integer, p_connection_ids uuid[]) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.end_pushes_of_ended_sessions(p_owner_id integer, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.end_sessions(p_actor posthorn_impl.proven, p_connection_ids uuid[], p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.epoch() returns bigint
@@ -1460,6 +1628,8 @@ create function posthorn_impl.find_active_webhook(p_caller posthorn_impl.identit
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.find_groups_between(p_owner_id integer, p_agent_id uuid, p_peer_agent_id uuid, p_now timestamp with time zone) returns posthorn_impl.groups_between
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.find_owner(p_owner_id uuid) returns integer
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.find_place() returns posthorn_impl.place
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.follow_expiry(p_owner_id integer, p_group_id uuid) returns void
@@ -1476,12 +1646,16 @@ create function posthorn_impl.identify_connection(p_credential bytea) returns po
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.identify_owner(p_credential bytea) returns posthorn_impl.proven
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.identify_readers(p_credentials bytea[], p_agents uuid[]) returns SETOF posthorn_impl.identity
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_client_agent(p_actor posthorn_impl.proven, p_connection_id uuid, p_label text, p_now timestamp with time zone) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_connection(p_actor posthorn_impl.proven, p_kind text, p_label text, p_scopes text[], p_credential_hash bytea, p_expires_at timestamp with time zone, p_parent_connection_id uuid DEFAULT NULL::uuid, p_agent_id uuid DEFAULT NULL::uuid) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.insert_group(p_actor posthorn_impl.proven, p_name text, p_purpose text, p_project_boundary text, p_duration_hours integer, p_agent_ids uuid[]) returns uuid
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.is_on_page(p_is_current boolean, p_id uuid, p_after uuid, p_in_past boolean, p_current_only boolean) returns boolean
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.kept_since(p_limit text) returns timestamp with time zone
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.limit_value(p_name text) returns bigint
@@ -1498,16 +1672,24 @@ create function posthorn_impl.lock_mailboxes_of(p_owners integer[], p_message_id
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
 create function posthorn_impl.lock_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.lock_owner_of_pushes(p_owner_id uuid) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_owner_webhook(p_owner_id integer, p_webhook_id uuid) returns posthorn.webhooks
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_requests(p_owner_id integer, p_agent_ids uuid[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.lock_sends(p_items posthorn_impl.send_item[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp set plan_cache_mode=force_generic_plan set enable_hashjoin=off set enable_mergejoin=off set enable_seqscan=off; -- of posthorn_engine
+create function posthorn_impl.logs_of(p_owner_id integer, p_agent_ids uuid[]) returns TABLE(agent_id uuid, wake_number integer, event_seq bigint)
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.look_again(p_endpoints posthorn_impl.endpoint[], p_now timestamp with time zone) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.look_for_pushes_again(p_owner_id integer, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.mail_behind(p_owner_id integer, p_proposal_id uuid, p_sender_agent_id uuid) returns uuid[]
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.make_challenge(p_purpose text, p_bound_to bytea, p_challenge_hash bytea, p_lifetime interval, p_handle_hash bytea DEFAULT NULL::bytea) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.max_attempts() returns integer
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
@@ -1542,10 +1724,16 @@ create function posthorn_impl.prove_grant_token(p_token_hash bytea) returns TABL
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_link(p_link_hash bytea) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.prove_openid_account(p_subject_hash bytea) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.prove_owners(p_owners integer[]) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.prove_passkey(p_handle_hash bytea, p_credential_id bytea) returns integer
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.proved_owners() returns integer[]
   language plpgsql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
+create function posthorn_impl.push_request(p_owner_id integer) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.read_logs(p_endpoints posthorn_impl.endpoint[], p_most integer, p_now timestamp with time zone) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.record_act(p_actor posthorn_impl.proven, p_act text, p_subject_id uuid, p_now timestamp with time zone, p_agent_id uuid DEFAULT NULL::uuid) returns void
@@ -1566,6 +1754,8 @@ create function posthorn_impl.sign_proof(p_subject text) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_prover
 create function posthorn_impl.standing_of(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns text
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.start_session(p_owner_id integer, p_session_hash bytea, p_label text, p_replaces bytea, p_now timestamp with time zone) returns posthorn_impl.proven
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.start_webhook(p_owner_id integer, p_agent_id uuid, p_is_again boolean, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.stop_webhook(p_webhook posthorn.webhooks, p_reason text, p_now timestamp with time zone) returns void
@@ -1574,7 +1764,11 @@ create function posthorn_impl.stream_is_live(p_stream posthorn.streams, p_now ti
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.supersede_proposals(p_owner_id integer, p_group_ids uuid[], p_except_id uuid, p_now timestamp with time zone) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.take_challenge(p_purpose text, p_bound_to bytea, p_challenge_hash bytea) returns posthorn.challenges
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tell_decided(p_owner_id integer, p_proposal_ids uuid[], p_message_state text, p_now timestamp with time zone) returns integer[]
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.tell_owner(p_owner_id integer, p_kind text, p_subject_ids uuid[], p_state text, p_now timestamp with time zone) returns integer
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.tg_connections__move_reach() returns trigger
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1584,7 +1778,7 @@ create function posthorn_impl.unfenced_in_groups(p_owner_id integer, p_group_ids
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_agents(p_owner_id integer, p_for_agent_id uuid, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.agent_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
-create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[] DEFAULT NULL::uuid[]) returns SETOF posthorn_impl.connection_view
+create function posthorn_impl.view_connections(p_owner_id integer, p_ids uuid[], p_now timestamp with time zone) returns SETOF posthorn_impl.connection_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.view_deliveries(p_owner_id integer, p_delivery_ids uuid[]) returns SETOF posthorn_impl.delivery_view
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
@@ -1601,6 +1795,8 @@ create function posthorn_impl.wait_after(p_failures integer) returns interval
 create function posthorn_impl.wake(p_wake_numbers integer[]) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.wake_agents(p_owner_id integer, p_agent_ids uuid[]) returns void
+  language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.wake_owner(p_owner_id integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 
 grant execute on function ops.act_as_owner(uuid) to posthorn_admin;
@@ -1624,15 +1820,22 @@ grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
 grant execute on function posthorn.shows_ink(text) to posthorn_engine;
 grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
+grant execute on function posthorn_api.add_openid_account(bytea,bytea,bytea,text,text) to posthorn_app;
+grant execute on function posthorn_api.add_passkey(bytea,bytea,bytea,bytea,bigint,text) to posthorn_app;
+grant execute on function posthorn_api.add_push_subscription(bytea,bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.advance_receipts(bytea[],uuid[],text[],integer[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.agent_status(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_admin;
 grant execute on function posthorn_api.approve_proposal(bytea,uuid,text,text,integer) to posthorn_app;
 grant execute on function posthorn_api.authenticate(bytea) to posthorn_app;
 grant execute on function posthorn_api.beat_worker(text) to posthorn_jobs;
+grant execute on function posthorn_api.begin_openid_account(bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.begin_passkey(bytea,bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.begin_sign_in(text,bytea,bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_admin;
 grant execute on function posthorn_api.change_owner_settings(bytea,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.claim_deliveries(uuid[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_api.claim_pushes(uuid) to posthorn_jobs;
 grant execute on function posthorn_api.close_streams(bytea[],uuid[]) to posthorn_app;
 grant execute on function posthorn_api.consume_grant_token(bytea,bytea) to posthorn_app;
 grant execute on function posthorn_api.consume_oauth_record(text,bytea) to posthorn_app;
@@ -1660,6 +1863,7 @@ grant execute on function posthorn_api.export_account(bytea) to posthorn_admin;
 grant execute on function posthorn_api.export_account(bytea) to posthorn_app;
 grant execute on function posthorn_api.find_grant_token(text,bytea) to posthorn_app;
 grant execute on function posthorn_api.find_oauth_record(text,bytea,bytea,bytea) to posthorn_app;
+grant execute on function posthorn_api.find_passkey(bytea,bytea,bytea,bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.get_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.inbox_snapshots(bytea,uuid[]) to posthorn_app;
 grant execute on function posthorn_api.keep_server_secret(text,bytea) to posthorn_app;
@@ -1671,19 +1875,22 @@ grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn
 grant execute on function posthorn_api.list_acts(bytea,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_agents(bytea,uuid,uuid,integer) to posthorn_app;
 grant execute on function posthorn_api.list_client_agents(bytea,text) to posthorn_app;
-grant execute on function posthorn_api.list_connections(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_connections(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_connections(bytea,integer,uuid,boolean,boolean) to posthorn_app;
 grant execute on function posthorn_api.list_deliveries(bytea,uuid,uuid,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.list_groups(bytea,uuid,uuid,integer,uuid[],boolean) to posthorn_app;
-grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_agents(bytea) to posthorn_app;
-grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_groups(bytea) to posthorn_app;
-grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_proposals(bytea,boolean) to posthorn_app;
-grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_admin;
-grant execute on function posthorn_api.list_owner_webhooks(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_openid_accounts(bytea) to posthorn_app;
+grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_agents(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_groups(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_groups(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,boolean,boolean) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_proposals(bytea,integer,uuid,boolean,boolean) to posthorn_app;
+grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_admin;
+grant execute on function posthorn_api.list_owner_webhooks(bytea,integer,uuid) to posthorn_app;
+grant execute on function posthorn_api.list_passkeys(bytea) to posthorn_app;
 grant execute on function posthorn_api.list_proposals(bytea,uuid,uuid[],uuid,integer) to posthorn_app;
+grant execute on function posthorn_api.list_push_subscriptions(bytea) to posthorn_app;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_admin;
 grant execute on function posthorn_api.mail_history(bytea,integer) to posthorn_app;
 grant execute on function posthorn_api.message_status(bytea,uuid,uuid) to posthorn_app;
@@ -1706,10 +1913,14 @@ grant execute on function posthorn_api.recognise_server(integer) to posthorn_adm
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_app;
 grant execute on function posthorn_api.recognise_server(integer) to posthorn_jobs;
 grant execute on function posthorn_api.record_attempts(uuid[],uuid[],uuid[],integer[],text[],integer[],integer[],boolean[]) to posthorn_jobs;
+grant execute on function posthorn_api.record_push(uuid,uuid,integer,integer,integer) to posthorn_jobs;
 grant execute on function posthorn_api.redeliver(bytea,uuid,uuid) to posthorn_app;
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_admin;
 grant execute on function posthorn_api.redeliver_as_owner(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.register_agent(bytea,text,text,text,text) to posthorn_app;
+grant execute on function posthorn_api.remove_openid_account(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.remove_passkey(bytea,uuid) to posthorn_app;
+grant execute on function posthorn_api.remove_push_subscription(bytea) to posthorn_app;
 grant execute on function posthorn_api.remove_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_admin;
 grant execute on function posthorn_api.renew_group(bytea,uuid,integer) to posthorn_app;
@@ -1733,14 +1944,18 @@ grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to po
 grant execute on function posthorn_api.rotate_connection(bytea,uuid,bytea) to posthorn_app;
 grant execute on function posthorn_api.send_messages(bytea[],uuid[],text[],bytea[],uuid[],uuid[],uuid[],uuid[],text[],text[],integer[],boolean[],uuid[],integer[],uuid[],uuid[],integer[],uuid[],uuid[],bytea[]) to posthorn_app;
 grant execute on function posthorn_api.server_secret() to posthorn_app;
+grant execute on function posthorn_api.server_secret() to posthorn_jobs;
 grant execute on function posthorn_api.session_owner(bytea) to posthorn_app;
 grant execute on function posthorn_api.set_webhook(bytea,text,bytea,bytea,text[],bytea,boolean,integer,uuid) to posthorn_app;
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_admin;
 grant execute on function posthorn_api.sign_out(bytea,boolean) to posthorn_app;
 grant execute on function posthorn_api.test_webhook(bytea,uuid) to posthorn_app;
 grant execute on function posthorn_api.touch_connections(bytea[]) to posthorn_app;
+grant execute on function posthorn_api.use_openid_account(bytea,bytea,bytea,bytea,text,integer,bytea) to posthorn_app;
+grant execute on function posthorn_api.use_passkey(bytea,bytea,bytea,bytea,boolean,bigint,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_api.use_sign_in_link(bytea,bytea,text,integer,bytea) to posthorn_app;
 grant execute on function posthorn_impl.add_drains(uuid[],interval[]) to posthorn_engine;
+grant execute on function posthorn_impl.add_push(uuid,interval) to posthorn_engine;
 grant execute on function posthorn_impl.admit_owners(integer[]) to posthorn_engine;
 grant execute on function posthorn_impl.clock() to posthorn_admin;
 grant execute on function posthorn_impl.clock() to posthorn_jobs;
@@ -1749,6 +1964,7 @@ grant execute on function posthorn_impl.clock() to posthorn_prover;
 grant execute on function posthorn_impl.delete_expired_records(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owner_proposals(integer) to posthorn_jobs;
 grant execute on function posthorn_impl.expire_owners_messages(integer[],uuid[]) to posthorn_jobs;
+grant execute on function posthorn_impl.find_owner(uuid) to posthorn_engine;
 grant execute on function posthorn_impl.find_place() to posthorn_engine;
 grant execute on function posthorn_impl.kept_since(text) to posthorn_jobs;
 grant execute on function posthorn_impl.owners_after(integer,integer) to posthorn_engine;
@@ -1757,6 +1973,8 @@ grant execute on function posthorn_impl.present_state(text,timestamp with time z
 grant execute on function posthorn_impl.prove(bytea[]) to posthorn_engine;
 grant execute on function posthorn_impl.prove_grant_token(bytea) to posthorn_engine;
 grant execute on function posthorn_impl.prove_link(bytea) to posthorn_engine;
+grant execute on function posthorn_impl.prove_openid_account(bytea) to posthorn_engine;
+grant execute on function posthorn_impl.prove_passkey(bytea,bytea) to posthorn_engine;
 grant execute on function posthorn_impl.proved_owners() to posthorn_engine;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_admin;
 grant execute on function posthorn_impl.refuse(text,jsonb) to posthorn_jobs;
@@ -1791,6 +2009,7 @@ grant select on posthorn.audit_entries to posthorn_ops;
 grant delete, insert, select, update (expires_at) on posthorn.bodies to posthorn_engine;
 grant delete, select (ctid, owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_jobs;
 grant select (owner_id, recipient_agent_id, seq, message_id, expires_at) on posthorn.bodies to posthorn_ops;
+grant delete, insert, select, update (challenge_hash, handle_hash, expires_at) on posthorn.challenges to posthorn_engine;
 grant insert, select, update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.connections to posthorn_jobs;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
@@ -1838,15 +2057,21 @@ grant select on posthorn.messages to posthorn_ops;
 grant insert, select, update (agent_id) on posthorn.oauth_grants to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.oauth_grants to posthorn_jobs;
 grant delete, insert, select, update (payload, uid_hash, user_code_hash, consumed_at, expires_at) on posthorn.oauth_records to posthorn_engine;
+grant delete, insert, select, update (last_used_at) on posthorn.openid_accounts to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.openid_accounts to posthorn_jobs;
+grant select (owner_id, subject_hash) on posthorn.openid_accounts to posthorn_prover;
 grant select, update (ring_key_id, wrapped_key) on posthorn.owner_keys to posthorn_admin;
 grant delete, insert, select on posthorn.owner_keys to posthorn_engine;
 grant delete, select (ctid, owner_id) on posthorn.owner_keys to posthorn_jobs;
 grant select (owner_id, ring_key_id) on posthorn.owner_keys to posthorn_ops;
 grant select (owner_id, id, suspended_at, deleted_at), update (suspended_at) on posthorn.owners to posthorn_admin;
-grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
+grant insert, select, update (automatic_approval, sensitive_content_check, suspended_at, deleted_at, event_seq) on posthorn.owners to posthorn_engine;
 grant delete, select (ctid, owner_id, deleted_at) on posthorn.owners to posthorn_jobs;
-grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
+grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at, event_seq, wake_number) on posthorn.owners to posthorn_ops;
 grant select (owner_id, id, label, created_at, deleted_at) on posthorn.owners to posthorn_prover;
+grant delete, insert, select, update (sign_count, last_used_at) on posthorn.passkeys to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.passkeys to posthorn_jobs;
+grant select (owner_id, handle_hash, credential_id) on posthorn.passkeys to posthorn_prover;
 grant insert, select on posthorn.posts to posthorn_engine;
 grant delete, select (ctid, owner_id, created_at) on posthorn.posts to posthorn_jobs;
 grant select on posthorn.posts to posthorn_ops;
@@ -1857,6 +2082,9 @@ grant select on posthorn.proposal_transitions to posthorn_ops;
 grant insert, select, update (state, reason, is_automatic, group_id, name, purpose, duration_hours, decided_at, lifted_at) on posthorn.proposals to posthorn_engine;
 grant delete, select (ctid, owner_id, state, expires_at, decided_at) on posthorn.proposals to posthorn_jobs;
 grant select (owner_id, proposal_id, kind, state, reason, is_automatic, proposer_agent_id, agent_ids, group_id, conversation_id, duration_hours, created_at, expires_at, decided_at, lifted_at) on posthorn.proposals to posthorn_ops;
+grant delete, insert, select, update (requests_made, requests_told, failures, next_push_at) on posthorn.push_subscriptions to posthorn_engine;
+grant delete, select (ctid, owner_id) on posthorn.push_subscriptions to posthorn_jobs;
+grant select (owner_id, subscription_id, connection_id, requests_made, requests_told, failures, next_push_at, created_at) on posthorn.push_subscriptions to posthorn_ops;
 grant delete, select on posthorn.ring_keys to posthorn_admin;
 grant insert, select on posthorn.ring_keys to posthorn_engine;
 grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;

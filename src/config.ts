@@ -2,6 +2,7 @@ import { join } from 'node:path';
 import envPaths from 'env-paths';
 import { z } from 'zod';
 import { type AllowList, parseAllowList } from './net/allow-list.ts';
+import type { OpenIdSettings } from './openid/provider.ts';
 
 const folders = envPaths('posthorn', { suffix: '' });
 
@@ -12,6 +13,13 @@ const databaseUrl = z.url({
 const httpUrl = z
   .url({ protocol: /^https?$/, error: 'must look like https://posthorn.example' })
   .transform((url) => url.replace(/\/+$/, ''));
+/** Who names somebody for us must not be spoken with in the clear, unless on the same machine. Compared to the letter, so kept so. */
+const issuerUrl = z
+  .url({ protocol: /^https?$/, error: 'must look like https://login.example' })
+  .refine(
+    (url) => /^https:|^http:\/\/(localhost|127\.0\.0\.1|\[::1\])(:|\/|$)/.test(url),
+    'must be an https:// address',
+  );
 const text = z.string().min(1);
 const port = z.coerce
   .number({ error: 'must be a port from 0 to 65535' })
@@ -91,7 +99,32 @@ export const SETTINGS = {
     schema: allowList.prefault(''),
     standard: 'none',
     about:
-      'Where webhooks may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
+      'Where webhooks and notifications may go besides public HTTPS: hosts (`hooks.corp`), `host:port` and networks (`10.0.0.0/8`), by commas. There plain HTTP and any port will do.',
+  },
+  POSTHORN_OPENID_ISSUER: {
+    of: 'server',
+    schema: issuerUrl.optional(),
+    standard: 'none',
+    about:
+      'An OpenID provider that owners may sign in at, as it calls itself; where it is a private host, that host may be asked. It sends browsers back to `/owner/sign-in/openid/callback`.',
+  },
+  POSTHORN_OPENID_CLIENT_ID: {
+    of: 'server',
+    schema: text.optional(),
+    standard: 'none; must be set with the issuer',
+    about: 'How the provider knows this server.',
+  },
+  POSTHORN_OPENID_CLIENT_SECRET: {
+    of: 'server',
+    schema: text.optional(),
+    standard: 'a public client',
+    about: 'What this server proves itself with to the provider, sent as `client_secret_post`.',
+  },
+  POSTHORN_OPENID_NAME: {
+    of: 'server',
+    schema: z.string().trim().min(1).max(40, 'must be at most 40 characters').optional(),
+    standard: "the issuer's host",
+    about: 'What the provider is called on the pages: “Sign in with …”.',
   },
   POSTHORN_URL: {
     of: 'client',
@@ -134,6 +167,7 @@ export interface Config {
   dataDirectory: string;
   keyRing: string | undefined;
   webhookAllow: AllowList;
+  openid: OpenIdSettings | undefined;
   client: {
     url: string | undefined;
     token: string | undefined;
@@ -155,6 +189,14 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     if (!parsed.success) throw new InvalidSettingError(`${name} ${parsed.error.issues[0]!.message}.`);
     return parsed.data as z.output<(typeof SETTINGS)[Name]['schema']>;
   };
+  const readOpenId = (): OpenIdSettings | undefined => {
+    const [issuer, clientId] = [read('POSTHORN_OPENID_ISSUER'), read('POSTHORN_OPENID_CLIENT_ID')];
+    if (issuer === undefined && clientId === undefined) return undefined;
+    if (issuer === undefined) throw new InvalidSettingError('POSTHORN_OPENID_ISSUER must be set, too.');
+    if (clientId === undefined) throw new InvalidSettingError('POSTHORN_OPENID_CLIENT_ID must be set, too.');
+    const name = read('POSTHORN_OPENID_NAME') ?? new URL(issuer).host;
+    return { issuer, clientId, clientSecret: read('POSTHORN_OPENID_CLIENT_SECRET'), name };
+  };
   const configFile = read('POSTHORN_CONFIG');
   return {
     databaseUrl: read('POSTHORN_DATABASE_URL'),
@@ -166,6 +208,7 @@ export function readConfig(env: NodeJS.ProcessEnv): Config {
     dataDirectory: read('POSTHORN_DATA_DIR'),
     keyRing: read('POSTHORN_KEYRING'),
     webhookAllow: read('POSTHORN_WEBHOOK_ALLOW'),
+    openid: readOpenId(),
     client: {
       url: read('POSTHORN_URL'),
       token: read('POSTHORN_TOKEN'),

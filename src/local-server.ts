@@ -75,6 +75,7 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
       keyRing: ring,
       readKeyRing: () => readKeyRing(config),
       webhookAllow: config.webhookAllow,
+      openid: config.openid,
       log,
     });
     closers.push(pod.close);
@@ -84,6 +85,7 @@ export async function startLocalServer(config: Config, log: Logger): Promise<Loc
         keyRing: ring,
         readKeyRing: () => readKeyRing(config),
         allow: config.webhookAllow,
+        publicUrl,
       }),
       log,
     });

@@ -83,6 +83,12 @@ export const metrics = {
     buckets: SECONDS,
     registers,
   }),
+  pushes: new Counter({
+    name: 'posthorn_pushes_total',
+    help: "Attempts to notify an owner's browser, by outcome: succeeded, the class of the status such as 4xx, or the failure.",
+    labelNames: ['outcome'],
+    registers,
+  }),
   jobs: new Counter({
     name: 'posthorn_jobs_total',
     help: 'Jobs that this worker ran, by task and outcome: completed or failed.',

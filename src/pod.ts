@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { checkKeyRing, type KeyRing } from './crypto/key-ring.ts';
 import { createOwnerKeys } from './crypto/owner-keys.ts';
+import { loadServerSecrets, type PushKeys } from './crypto/server-secrets.ts';
 import { createCredentialUse } from './db/credential-use.ts';
 import { ringKeys } from './db/functions.ts';
 import { createListener, type ListenerProblem } from './db/listener.ts';
@@ -21,11 +22,13 @@ import { metrics, showPool } from './metrics.ts';
 import { type AllowList, parseAllowList } from './net/allow-list.ts';
 import { createEgress, type Egress } from './net/egress.ts';
 import { createOAuth } from './oauth/endpoint.ts';
+import { allowIssuer, createOpenIdProvider, type OpenIdSettings } from './openid/provider.ts';
 import type { Services } from './operations/operation.ts';
 import { packageRoot } from './package-root.ts';
 import { consentPage, deviceConsentPage, devicePairedPage, enterCodePage } from './web/consent-pages.ts';
 import { createWeb } from './web/endpoint.ts';
 import { refusedPage } from './web/sign-in-pages.ts';
+import { OPENID_CALLBACK } from './web/sign-in-routes.ts';
 
 const POOL_SIZE = 10;
 /** Two send lanes, their planner and the receipt lane: they never wait for a reader's connection. */
@@ -33,6 +36,9 @@ const LANE_POOL_SIZE = 4;
 /** How long requests under way may take after the port is closed, in milliseconds. */
 const DRAIN_MS = 10_000;
 const IDLE_CHECK_MS = 20;
+
+/** Public HTTPS and no other place. */
+const PUBLIC_ONLY: AllowList = { names: [], networks: [] };
 
 /** What an operator is told while notifications do not arrive; meanwhile readers look every few seconds. */
 const LISTENER_PROBLEMS: Record<ListenerProblem, string> = {
@@ -61,8 +67,10 @@ export async function startPod(options: {
   keyRing: KeyRing;
   /** Reads the ring anew, for keys that came with a rotation since. */
   readKeyRing?: () => Promise<KeyRing>;
-  /** Where webhooks may go besides public HTTPS; nowhere without it. */
+  /** Where webhooks and pushes may go besides public HTTPS; nowhere without it. */
   webhookAllow?: AllowList;
+  /** The OpenID provider that owners may sign in at; none without it. */
+  openid?: OpenIdSettings | undefined;
   /** For tests: what opens outbound connections. */
   egress?: Egress;
   log: Logger;
@@ -99,6 +107,10 @@ export async function startPod(options: {
       if (isListening) void recognise().catch((err) => log.error({ err }, 'the database could not be recognised'));
     },
   });
+  const openRing = async () => (await options.readKeyRing?.()) ?? options.keyRing;
+  const loadSecrets = () => loadServerSecrets(pool, openRing);
+  let pushKeys: PushKeys | undefined;
+  const openidEgress = createEgress({ allow: options.openid ? allowIssuer(options.openid.issuer) : PUBLIC_ONLY });
   const services: Services = {
     pool,
     ownerKeysOf,
@@ -107,22 +119,31 @@ export async function startPod(options: {
     listener,
     credentialUse: createCredentialUse(pool, (err) => log.warn({ err }, 'what was used could not be noted')),
     webhookAllow: options.webhookAllow ?? parseAllowList(''),
+    async pushPublicKey() {
+      pushKeys ??= (await loadSecrets()).pushKeys;
+      return pushKeys.publicKey;
+    },
+    openid:
+      options.openid && createOpenIdProvider(options.openid, () => services.publicUrl + OPENID_CALLBACK, openidEgress),
     publicUrl: options.publicUrl ?? '',
   };
   const draining = new AbortController();
   const sqlFiles = await readSqlFiles(join(packageRoot, 'sql'));
-  const isReady = () =>
-    schemaState(pool, sqlFiles).then(
-      (state) => state === 'current' || state === 'ahead',
-      () => false,
-    );
+  const isReady = async () => {
+    try {
+      const [{ isStandby }] = (await pool.query('select pg_catalog.pg_is_in_recovery() as "isStandby"')).rows;
+      return !isStandby && ['current', 'ahead'].includes(await schemaState(pool, sqlFiles));
+    } catch {
+      return false;
+    }
+  };
   const hub = createStreamHub(services);
-  const web = createWeb(services, log);
+  const web = createWeb(services, loadSecrets, log);
   // what webhooks may reach besides is not for whoever names a client document: that is anybody
-  const egress = options.egress ?? createEgress({ allow: { names: [], networks: [] } });
+  const egress = options.egress ?? createEgress({ allow: PUBLIC_ONLY });
   const oauth = createOAuth({
     services,
-    openRing: async () => (await options.readKeyRing?.()) ?? options.keyRing,
+    openRing,
     egress,
     pages: {
       ...web,
@@ -149,7 +170,7 @@ export async function startPod(options: {
   const closeServices = async () => {
     await Promise.all([services.sendLane.idle(), services.receiptLane.idle(), services.credentialUse.close()]);
     await listener.close();
-    await egress.close();
+    await Promise.all([egress.close(), openidEgress.close()]);
     await endPools();
   };
   const server = createServer(listen).listen(options.port, options.host);

@@ -16,6 +16,7 @@ import type pg from 'pg';
 import type { Logger } from 'pino';
 import type { KeyRing } from './crypto/key-ring.ts';
 import { createUnwrapper } from './crypto/owner-keys.ts';
+import { loadServerSecrets } from './crypto/server-secrets.ts';
 import { beatWorker, endWorker } from './db/functions.ts';
 import { createPool } from './db/pool.ts';
 import { fenceIfRestored } from './db/restored-server.ts';
@@ -23,7 +24,9 @@ import { metrics, showPool } from './metrics.ts';
 import type { AllowList } from './net/allow-list.ts';
 import { createEgress } from './net/egress.ts';
 import { packageRoot } from './package-root.ts';
-import { createDrain, DELIVERY_LANES, type DrainWebhook } from './webhooks/drain.ts';
+import { contactOf } from './pushes/push-request.ts';
+import { createPushSender } from './pushes/send-pushes.ts';
+import { createDrain, DELIVERY_LANES } from './webhooks/drain.ts';
 
 /** Jobs that run at once in one worker. */
 const CONCURRENCY = 4;
@@ -37,8 +40,8 @@ const POOL_SIZE = CONCURRENCY + 3;
  */
 const DELIVERY_CONCURRENCY = 500;
 
-/** One connection to listen, one for the jobs, one to end them, and the lanes of claims and records. */
-const DELIVERY_POOL_SIZE = 3 + 2 * DELIVERY_LANES;
+/** One connection to listen, one for the jobs, one to end them, one for pushes, and the lanes of claims and records. */
+const DELIVERY_POOL_SIZE = 4 + 2 * DELIVERY_LANES;
 
 /** Jobs are taken and ended many at a time: one query for each would cost more than a delivery does. */
 const DELIVERY_BATCHES = { localQueue: { size: DELIVERY_CONCURRENCY }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };
@@ -52,18 +55,21 @@ const RESTART_MS = 2_000;
 /** Beside this file's folder, both as jobs/ and, published, as dist/jobs/. */
 const TASK_FOLDER = join(import.meta.dirname, '..', 'jobs');
 
-const DELIVERY_TASK = 'webhook__deliver';
+/** Tasks that are made for what they send with. */
+const SENDING_TASKS = ['webhook__deliver', 'push__send'] as const;
 
 export interface Worker {
   /** Lets the jobs under way finish, then closes everything. */
   close(): Promise<void>;
 }
 
-/** What opens the secrets of webhooks, and where they may go. */
+/** What opens the secrets of webhooks and browsers, and where requests may go. */
 export interface DeliveryOptions {
   keyRing: KeyRing;
   readKeyRing: () => Promise<KeyRing>;
   allow: AllowList;
+  /** Where people reach this server; push services are told. */
+  publicUrl: string | undefined;
 }
 
 /**
@@ -72,7 +78,7 @@ export interface DeliveryOptions {
  *
  * @param options.databaseUrl a direct connection: the worker listens for jobs
  * @param options.openDelivery asked at the start, and again with each heartbeat while it answers undefined: until then
- *   this worker leaves webhooks to others
+ *   this worker leaves webhooks and pushes to others
  * @throws Error if the database cannot be reached now; later failures are logged and tried again
  */
 export async function startWorker(options: {
@@ -103,10 +109,21 @@ export async function startWorker(options: {
     };
     const unwrap = createUnwrapper(delivery.keyRing, delivery.readKeyRing);
     const drain = createDrain({ pool: deliveryPool, egress, unwrap, closing: closing.signal });
+    const sendPushes = createPushSender({
+      pool: deliveryPool,
+      egress,
+      unwrap,
+      loadPushKeys: async () => (await loadServerSecrets(deliveryPool, delivery.readKeyRing)).pushKeys,
+      contact: contactOf(delivery.publicUrl),
+      log,
+    });
     const crew = openCrew(
       {
         pool: deliveryPool,
-        taskList: { [DELIVERY_TASK]: await loadDeliveryTask(drain) },
+        taskList: {
+          webhook__deliver: await loadSendingTask('webhook__deliver', drain),
+          push__send: await loadSendingTask('push__send', sendPushes),
+        },
         parsedCronItems: [],
         concurrency: DELIVERY_CONCURRENCY,
         preset: { worker: DELIVERY_BATCHES },
@@ -252,10 +269,10 @@ function countJobs(events: WorkerEvents): void {
   });
 }
 
-/** Each file `noun__verb.ts` exports its task as default; but that of deliveries, which is made for what it sends with. */
+/** Each file `noun__verb.ts` exports its task as default; but those that send, which are made for what they send with. */
 async function loadTasks(): Promise<Record<string, Task>> {
   const files = (await readdir(TASK_FOLDER)).filter(
-    (name) => /^[a-z_]+__[a-z_]+\.(ts|js)$/.test(name) && !name.startsWith(DELIVERY_TASK),
+    (name) => /^[a-z_]+__[a-z_]+\.(ts|js)$/.test(name) && !SENDING_TASKS.some((task) => name.startsWith(task)),
   );
   const tasks = await Promise.all(
     files.map(async (name) => [name.slice(0, -3), (await import(join(TASK_FOLDER, name))).default as Task]),
@@ -263,10 +280,12 @@ async function loadTasks(): Promise<Record<string, Task>> {
   return Object.fromEntries(tasks);
 }
 
-async function loadDeliveryTask(drain: DrainWebhook): Promise<Task> {
-  const file = `${DELIVERY_TASK}${extname(import.meta.filename)}`;
-  const { default: createTask } = await import(join(TASK_FOLDER, file));
-  return createTask(drain);
+async function loadSendingTask(
+  task: (typeof SENDING_TASKS)[number],
+  send: (id: string) => Promise<void>,
+): Promise<Task> {
+  const { default: createTask } = await import(join(TASK_FOLDER, task + extname(import.meta.filename)));
+  return createTask(send);
 }
 
 /** Each finished job is news to nobody; its failure is. Messages hold task names, ids and times. */

@@ -10,7 +10,7 @@ declare
   v_tenant_tables constant text[] := array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations',
     'proposals', 'posts', 'messages', 'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'streams', 'presence',
-    'webhooks', 'deliveries', 'delivery_attempts', 'sign_in_links', 'oauth_grants', 'grant_tokens'];
+    'webhooks', 'deliveries', 'delivery_attempts', 'sign_in_links', 'oauth_grants', 'grant_tokens', 'push_subscriptions', 'passkeys', 'openid_accounts'];
 begin
   revoke all on all tables in schema posthorn from posthorn_engine, posthorn_prover, posthorn_app, posthorn_jobs, posthorn_ops, posthorn_admin;
   foreach v_table in array v_tenant_tables loop
@@ -55,7 +55,7 @@ grant delete on posthorn.webhooks to posthorn_engine;
 grant update (connection_id, url_host, sealed_url, sealed_secret, sealed_auth_header, previous_sealed_secret, previous_until, events, status, disabled_reason, consecutive_failures, next_attempt_at, seen_seq, lease_id, leased_until, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_engine;
 grant update (state, attempts, attempts_allowed, next_attempt_at, ended_at) on posthorn.deliveries to posthorn_engine;
 grant delete on posthorn.owner_keys, posthorn.members, posthorn.held_bodies, posthorn.bodies, posthorn.idempotency_keys to posthorn_engine;
-grant update (automatic_approval, sensitive_content_check, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
+grant update (automatic_approval, sensitive_content_check, event_seq, suspended_at, deleted_at) on posthorn.owners to posthorn_engine;
 grant update (label, credential_hash, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_engine;
 grant update (label, runtime, runtime_version, reachable_until, revoked_at, revoked_by) on posthorn.agents to posthorn_engine;
 grant update (message_seq, event_seq, unfenced, webhook_events) on posthorn.mailboxes to posthorn_engine;
@@ -76,7 +76,7 @@ begin
     execute format('create policy select_all on posthorn.%I for select to posthorn_ops using (true)', v_table);
   end loop;
 end $$;
-grant select (owner_id, id, automatic_approval, sensitive_content_check, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
+grant select (owner_id, id, automatic_approval, sensitive_content_check, event_seq, wake_number, created_at, suspended_at, deleted_at) on posthorn.owners to posthorn_ops;
 grant select (ring_key_id, created_at) on posthorn.ring_keys to posthorn_ops;
 grant select (owner_id, ring_key_id) on posthorn.owner_keys to posthorn_ops;
 grant select (owner_id, connection_id, kind, scopes, parent_connection_id, agent_id, created_at, expires_at, last_used_at, revoked_at) on posthorn.connections to posthorn_ops;
@@ -90,7 +90,7 @@ grant select (owner_id, agent_id, operation, post_id, message_ids, created_at) o
 -- the host of an address may name somebody's machine: the owner's to see, as labels are
 grant select (owner_id, webhook_id, agent_id, events, status, disabled_reason, consecutive_failures, next_attempt_at, wake_number, seen_seq, created_at, updated_at, last_delivered_at) on posthorn.webhooks to posthorn_ops;
 grant select on posthorn.deliveries, posthorn.delivery_attempts to posthorn_ops;
-grant usage on sequence posthorn.owners_owner_id_seq to posthorn_engine;
+grant usage on sequence posthorn.owners_owner_id_seq, posthorn.mailboxes_wake_number_seq to posthorn_engine;
 
 -- The person at the server wraps owners' keys anew. What they see is wrapped: worth nothing without the ring.
 drop policy if exists select_admin on posthorn.owner_keys;

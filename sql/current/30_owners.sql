@@ -29,6 +29,23 @@ as $$
 $$;
 comment on function posthorn_impl.record_act(posthorn_impl.proven, text, uuid, timestamptz, uuid) is 'Writes one audit entry.';
 
+create function posthorn_impl.is_on_page(
+  p_is_current boolean,
+  p_id uuid,
+  p_after uuid,
+  p_in_past boolean,
+  p_current_only boolean
+) returns boolean
+language sql
+immutable
+security invoker
+set search_path = pg_catalog, pg_temp
+as $$
+  select case when p_is_current then not p_in_past and (p_after is null or p_id > p_after)
+              else not p_current_only and (not p_in_past or p_after is null or p_id < p_after) end
+$$;
+comment on function posthorn_impl.is_on_page(boolean, uuid, uuid, boolean, boolean) is 'Whether a row comes behind this place of an owner''s list. Those begin with what is current, by id, and go on with what is past, the latest first: so whatever ends between two pages is on one of them or on both.';
+
 create function posthorn_impl.lock_owner(
   p_owner_id int
 ) returns void

@@ -12,12 +12,14 @@ create type posthorn_impl.connection_view as (
   last_used_at timestamptz,
   revoked_at timestamptz,
   client_id text,
-  client_host text
+  client_host text,
+  ended_at timestamptz
 );
 
 create function posthorn_impl.view_connections(
   p_owner_id int,
-  p_ids uuid[] default null
+  p_ids uuid[],
+  p_now timestamptz
 ) returns setof posthorn_impl.connection_view
 language sql
 stable
@@ -25,14 +27,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select c.connection_id, c.kind, c.label, c.scopes, c.parent_connection_id, coalesce(c.agent_id, g.agent_id), c.created_at,
-         nullif(c.expires_at, 'infinity'), c.last_used_at, c.revoked_at, g.client_id, g.client_host
-    from posthorn.connections c
+         nullif(c.expires_at, 'infinity'), c.last_used_at, c.revoked_at, g.client_id, g.client_host,
+         least(c.revoked_at, case when c.expires_at <= p_now then c.expires_at end)
+    from unnest(p_ids) with ordinality i(connection_id, position)
+    join posthorn.connections c on c.owner_id = p_owner_id and c.connection_id = i.connection_id
     left join posthorn.oauth_grants g on g.owner_id = p_owner_id and g.connection_id = c.connection_id
-   where c.owner_id = p_owner_id
-     and (p_ids is null or c.connection_id = any (p_ids))
-   order by c.connection_id
+   order by i.position
 $$;
-comment on function posthorn_impl.view_connections(int, uuid[]) is 'Connections as the owner sees them.';
+comment on function posthorn_impl.view_connections(int, uuid[], timestamptz) is 'Connections as the owner sees them, and when they ended by the clock.';
 
 -- An agent can be reached for as long as the connection that registered it lives, or any grant that acts as it.
 create function posthorn_impl.tg_connections__move_reach() returns trigger
@@ -111,9 +113,9 @@ declare
   v_id uuid;
 begin
   v_id := posthorn_impl.insert_connection(v_actor, 'service', p_label, p_scopes, p_credential_hash, p_expires_at);
-  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id]) v);
+  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz) is 'An API token: the caller made the credential and passes its hash. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz) is 'An API token: the caller made the credential and passes its hash. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 
 create function posthorn_api.pair_device(
   p_credential bytea,
@@ -132,9 +134,9 @@ declare
 begin
   -- 90 days, moved on by use: see touch_connections
   v_id := posthorn_impl.insert_connection(v_actor, 'device', p_label, p_scopes, p_credential_hash, posthorn_impl.clock() + interval '90 days');
-  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id]) v);
+  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[v_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.pair_device(bytea, text, text[], bytea) is 'A machine that a person confirmed. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.pair_device(bytea, text, text[], bytea) is 'A machine that a person confirmed. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 
 create function posthorn_api.mint_child_connection(
   p_credential bytea,
@@ -180,9 +182,9 @@ begin
   end if;
   v_id := posthorn_impl.insert_connection(
     v_parent, 'child', p_label, array['messaging'], p_credential_hash, least(v_parent_end, p_expires_at), v_parent.connection_id, p_agent_id);
-  return (select v from posthorn_impl.view_connections(v_parent.owner_id, array[v_id]) v);
+  return (select v from posthorn_impl.view_connections(v_parent.owner_id, array[v_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.mint_child_connection(bytea, uuid, text, bytea, timestamptz) is 'A connection that can only message as one agent of a device, and ends no later than the device; raises person_required from anything but a device. [nullable: expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.mint_child_connection(bytea, uuid, text, bytea, timestamptz) is 'A connection that can only message as one agent of a device, and ends no later than the device; raises person_required from anything but a device. [nullable: expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 
 create function posthorn_api.rotate_connection(
   p_credential bytea,
@@ -220,12 +222,16 @@ begin
      union
     select c.agent_id from posthorn.connections c where c.owner_id = v_actor.owner_id and c.connection_id = p_connection_id and c.agent_id is not null));
   perform posthorn_impl.record_act(v_actor, 'connection.rotate', p_connection_id, v_now);
-  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
+  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id], v_now) v);
 end $$;
-comment on function posthorn_api.rotate_connection(bytea, uuid, bytea) is 'Gives a connection a new credential and keeps its identity; the old one is dead at once. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.rotate_connection(bytea, uuid, bytea) is 'Gives a connection a new credential and keeps its identity; the old one is dead at once. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 
 create function posthorn_api.list_connections(
-  p_credential bytea
+  p_credential bytea,
+  p_limit int default null,
+  p_after uuid default null,
+  p_in_past boolean default false,
+  p_current_only boolean default false
 ) returns setof posthorn_impl.connection_view
 language plpgsql
 volatile
@@ -234,10 +240,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
+  v_now timestamptz := posthorn_impl.clock();
 begin
-  return query select v.* from posthorn_impl.view_connections(v_actor.owner_id) v;
+  return query
+  select v.*
+    from posthorn_impl.view_connections(v_actor.owner_id, array(
+           select c.connection_id
+             from posthorn.connections c
+            cross join lateral (select c.revoked_at is null and c.expires_at > v_now as is_current) x
+            where c.owner_id = v_actor.owner_id
+              and posthorn_impl.is_on_page(x.is_current, c.connection_id, p_after, p_in_past, p_current_only)
+            order by x.is_current desc, case when x.is_current then c.connection_id end, c.connection_id desc
+            limit p_limit), v_now) v;
 end $$;
-comment on function posthorn_api.list_connections(bytea) is 'Every connection of the owner, revoked ones too. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.list_connections(bytea, int, uuid, boolean, boolean) is 'Connections of the owner: those that live, then those that ended, the latest first. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 
 create function posthorn_api.touch_connections(
   p_credentials bytea[]
@@ -278,7 +294,7 @@ comment on function posthorn_api.touch_connections(bytea[]) is 'Notes that these
 
 grant execute on function
   posthorn_api.create_service_connection(bytea, text, text[], bytea, timestamptz), posthorn_api.pair_device(bytea, text, text[], bytea),
-  posthorn_api.rotate_connection(bytea, uuid, bytea), posthorn_api.list_connections(bytea) to posthorn_app, posthorn_admin;
+  posthorn_api.rotate_connection(bytea, uuid, bytea), posthorn_api.list_connections(bytea, int, uuid, boolean, boolean) to posthorn_app, posthorn_admin;
 grant execute on function
   posthorn_api.mint_child_connection(bytea, uuid, text, bytea, timestamptz), posthorn_api.touch_connections(bytea[]) to posthorn_app;
 

@@ -1,5 +1,5 @@
 -- How the owner gets into the web app: a one-time link makes a session, which is a connection like any other and whose
--- credential stands in a cookie.
+-- credential stands in a cookie. Passkeys (46) and the OpenID provider (47) make the same.
 set local role posthorn_owner;
 drop policy if exists select_presented on posthorn.sign_in_links;
 create policy select_presented on posthorn.sign_in_links for select to posthorn_prover
@@ -94,6 +94,35 @@ end $$;
 comment on function ops.create_sign_in_link(bytea, bytea) is 'A link, by the hash of its secret, that signs in whoever uses it first within 15 minutes; answers when it ends.';
 grant execute on function ops.create_sign_in_link(bytea, bytea) to posthorn_admin;
 
+create function posthorn_impl.start_session(
+  p_owner_id int,
+  p_session_hash bytea,
+  p_label text,
+  p_replaces bytea,
+  p_now timestamptz
+) returns posthorn_impl.proven
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_actor posthorn_impl.proven := row(1, p_owner_id, null, 'session', array['owner'], null);
+begin
+  -- what this browser was signed in with before ends here, and so do the oldest sessions beyond the limit
+  perform posthorn_impl.end_sessions(v_actor, array(
+    select c.connection_id from posthorn.connections c where c.owner_id = p_owner_id and c.credential_hash = p_replaces and c.kind = 'session'
+    union
+    (select c.connection_id
+       from posthorn.connections c
+      where c.owner_id = p_owner_id and c.kind = 'session' and c.revoked_at is null and c.expires_at > p_now
+      order by c.created_at desc, c.connection_id desc
+     offset posthorn_impl.limit_value('sessions_per_owner') - 1)), p_now);
+  v_actor.connection_id := posthorn_impl.insert_connection(v_actor, 'session', p_label, array['owner'], p_session_hash, p_now + interval '30 days');
+  return v_actor;
+end $$;
+comment on function posthorn_impl.start_session(int, bytea, text, bytea, timestamptz) is 'Signs a browser in as an owner who has proved it, under the owner''s lock; answers the session as who acts.';
+
 create function posthorn_api.use_sign_in_link(
   p_link_hash bytea,
   p_session_hash bytea,
@@ -111,7 +140,6 @@ declare
   v_owner_id int;
   v_actor posthorn_impl.proven;
   v_used uuid;
-  v_connection_id uuid;
 begin
   if not posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), v_now) then
     return 'rate_limited';
@@ -130,17 +158,7 @@ begin
     perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
     return 'not_found';
   end if;
-  v_actor := row(1, v_owner_id, null, 'session', array['owner'], null);
-  -- what this browser was signed in with before ends here, and so do the oldest sessions beyond the limit
-  perform posthorn_impl.end_sessions(v_actor, array(
-    select c.connection_id from posthorn.connections c where c.owner_id = v_owner_id and c.credential_hash = p_replaces and c.kind = 'session'
-    union
-    (select c.connection_id
-       from posthorn.connections c
-      where c.owner_id = v_owner_id and c.kind = 'session' and c.revoked_at is null and c.expires_at > v_now
-      order by c.created_at desc, c.connection_id desc
-     offset posthorn_impl.limit_value('sessions_per_owner') - 1)), v_now);
-  v_connection_id := posthorn_impl.insert_connection(v_actor, 'session', p_label, array['owner'], p_session_hash, v_now + interval '30 days');
+  v_actor := posthorn_impl.start_session(v_owner_id, p_session_hash, p_label, p_replaces, v_now);
   perform posthorn_impl.record_act(v_actor, 'link.use', v_used, v_now);
   return 'signed_in';
 end $$;
@@ -169,7 +187,11 @@ begin
     returning c.connection_id
   )
   select array_agg(e.connection_id) into v_ended from ended e;
+  perform posthorn_impl.end_pushes(p_actor.owner_id, v_ended);
   perform posthorn_impl.record_act(p_actor, 'connection.revoke', e, p_now) from unnest(v_ended) e;
+  if v_ended is not null then
+    perform posthorn_impl.wake_owner(p_actor.owner_id); -- their streams end
+  end if;
 end $$;
 comment on function posthorn_impl.end_sessions(posthorn_impl.proven, uuid[], timestamptz) is 'Signs browsers out for good.';
 

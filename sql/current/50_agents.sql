@@ -59,13 +59,12 @@ as $$
               and mine.agent_id = p_for_agent_id
               and p_for_agent_id <> a.agent_id
             order by mine.group_id)
-    from posthorn.agents a
+    from unnest(p_ids) with ordinality i(agent_id, position)
+    join posthorn.agents a on a.owner_id = p_owner_id and a.agent_id = i.agent_id
     join posthorn.connections c on c.owner_id = p_owner_id and c.connection_id = a.connection_id
-   where a.owner_id = p_owner_id
-     and a.agent_id = any (p_ids)
-   order by a.agent_id
+   order by i.position
 $$;
-comment on function posthorn_impl.view_agents(int, uuid, uuid[], timestamptz) is 'Agents as one of them (or the owner, with null) sees them.';
+comment on function posthorn_impl.view_agents(int, uuid, uuid[], timestamptz) is 'Agents as one of them (or the owner, with null) sees them, in the order of the ids given.';
 
 create function posthorn_api.register_agent(
   p_credential bytea,
@@ -171,7 +170,11 @@ end $$;
 comment on function posthorn_api.list_agents(bytea, uuid, uuid, int) is 'Every other agent of the owner that is not revoked, by id, with the active groups shared with the caller. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.list_owner_agents(
-  p_credential bytea
+  p_credential bytea,
+  p_limit int default null,
+  p_after uuid default null,
+  p_in_past boolean default false,
+  p_current_only boolean default false
 ) returns setof posthorn_impl.agent_view
 language plpgsql
 volatile
@@ -184,9 +187,15 @@ begin
   return query
   select v.*
     from posthorn_impl.view_agents(v_actor.owner_id, null, array(
-           select a.agent_id from posthorn.agents a where a.owner_id = v_actor.owner_id), posthorn_impl.clock()) v;
+           select a.agent_id
+             from posthorn.agents a
+            cross join lateral (select a.revoked_at is null as is_current) x
+            where a.owner_id = v_actor.owner_id
+              and posthorn_impl.is_on_page(x.is_current, a.agent_id, p_after, p_in_past, p_current_only)
+            order by x.is_current desc, case when x.is_current then a.agent_id end, a.agent_id desc
+            limit p_limit), posthorn_impl.clock()) v;
 end $$;
-comment on function posthorn_api.list_owner_agents(bytea) is 'Every agent of the owner, revoked ones too. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
+comment on function posthorn_api.list_owner_agents(bytea, int, uuid, boolean, boolean) is 'Agents of the owner, then those that were revoked, the latest first. [nullable: runtime_version, revoked_at, presence_kind, client_id]';
 
 create function posthorn_api.agent_status(
   p_credential bytea,
@@ -404,4 +413,4 @@ grant execute on function
   posthorn_api.register_agent(bytea, text, text, text, text), posthorn_api.list_agents(bytea, uuid, uuid, int),
   posthorn_api.agent_status(bytea, uuid), posthorn_api.revoke_own_agent(bytea, uuid) to posthorn_app;
 grant execute on function
-  posthorn_api.list_owner_agents(bytea), posthorn_api.revoke_agent(bytea, uuid), posthorn_api.restore_agent(bytea, uuid) to posthorn_app, posthorn_admin;
+  posthorn_api.list_owner_agents(bytea, int, uuid, boolean, boolean), posthorn_api.revoke_agent(bytea, uuid), posthorn_api.restore_agent(bytea, uuid) to posthorn_app, posthorn_admin;

@@ -50,6 +50,7 @@ begin
   v_groups := posthorn_impl.lock_groups_of(p_actor.owner_id, v_agents);
   -- streams of other pods look, and find their credential dead
   perform posthorn_impl.wake_agents(p_actor.owner_id, v_agents);
+  perform posthorn_impl.wake_owner(p_actor.owner_id); -- those of a browser, too
   -- nobody will read what waits for its agents, and what it queued must not start any more
   v_ended := array(
     select b.message_id
@@ -76,6 +77,7 @@ begin
      and c.revoked_at is null;
   delete from posthorn.grant_tokens t where t.owner_id = p_actor.owner_id and t.connection_id = any (v_connections);
   perform posthorn_impl.delete_webhooks(p_actor.owner_id, v_silenced, v_connections);
+  perform posthorn_impl.end_pushes(p_actor.owner_id, v_connections);
   perform posthorn_impl.end_messages(p_actor.owner_id, v_ended, 'revoked', v_now);
   perform posthorn_impl.record_act(p_actor, 'connection.revoke', c, v_now) from unnest(v_connections) c;
 end $$;
@@ -94,7 +96,7 @@ declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
 begin
   perform posthorn_impl.end_connection(v_actor, p_connection_id);
-  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id]) v);
+  return (select v from posthorn_impl.view_connections(v_actor.owner_id, array[p_connection_id], posthorn_impl.clock()) v);
 end $$;
-comment on function posthorn_api.revoke_connection(bytea, uuid) is 'Ends a connection and its children for good, and fences the mail that only they could read or were about to deliver. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host]';
+comment on function posthorn_api.revoke_connection(bytea, uuid) is 'Ends a connection and its children for good, and fences the mail that only they could read or were about to deliver. [nullable: parent_connection_id, agent_id, expires_at, last_used_at, revoked_at, client_id, client_host, ended_at]';
 grant execute on function posthorn_api.revoke_connection(bytea, uuid) to posthorn_app, posthorn_admin;

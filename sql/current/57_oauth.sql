@@ -576,13 +576,17 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_deleted int;
+  v_more int;
 begin
   delete from posthorn.oauth_records r
    where r.ctid = any (array(select o.ctid from posthorn.oauth_records o where o.expires_at <= posthorn_impl.clock() limit p_limit));
   get diagnostics v_deleted = row_count;
-  return v_deleted;
+  delete from posthorn.challenges c
+   where c.ctid = any (array(select o.ctid from posthorn.challenges o where o.expires_at <= posthorn_impl.clock() limit p_limit));
+  get diagnostics v_more = row_count;
+  return v_deleted + v_more;
 end $$;
-comment on function posthorn_impl.delete_expired_records(int) is 'Removes up to p_limit records of the authorization server that have ended; answers how many.';
+comment on function posthorn_impl.delete_expired_records(int) is 'Removes up to p_limit records of the authorization server, and up to p_limit challenges, that have ended; answers how many.';
 
 set local role posthorn_owner;
 do $$

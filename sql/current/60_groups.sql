@@ -26,12 +26,11 @@ as $$
          case when g.revoked_at is not null then 'revoked' when g.expires_at <= p_now then 'expired' else 'active' end,
          g.approved_at, g.expires_at,
          array(select m.agent_id from posthorn.members m where m.owner_id = p_owner_id and m.group_id = g.group_id order by m.agent_id)
-    from posthorn.groups g
-   where g.owner_id = p_owner_id
-     and g.group_id = any (p_ids)
-   order by g.group_id
+    from unnest(p_ids) with ordinality i(group_id, position)
+    join posthorn.groups g on g.owner_id = p_owner_id and g.group_id = i.group_id
+   order by i.position
 $$;
-comment on function posthorn_impl.view_groups(int, uuid[], timestamptz) is 'Groups with their state by the clock and the agents still in them.';
+comment on function posthorn_impl.view_groups(int, uuid[], timestamptz) is 'Groups with their state by the clock and the agents still in them, in the order of the ids given.';
 
 create function posthorn_impl.lock_groups(
   p_owner_id int,
@@ -252,7 +251,11 @@ end $$;
 comment on function posthorn_api.revoke_group(bytea, uuid) is 'Ends a group for good and fences its mail. [nullable: project_boundary]';
 
 create function posthorn_api.list_owner_groups(
-  p_credential bytea
+  p_credential bytea,
+  p_limit int default null,
+  p_after uuid default null,
+  p_in_past boolean default false,
+  p_current_only boolean default false
 ) returns setof posthorn_impl.group_view
 language plpgsql
 volatile
@@ -261,12 +264,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
+  v_now timestamptz := posthorn_impl.clock();
 begin
   return query
   select v.*
-    from posthorn_impl.view_groups(v_actor.owner_id, array(select g.group_id from posthorn.groups g where g.owner_id = v_actor.owner_id), posthorn_impl.clock()) v;
+    from posthorn_impl.view_groups(v_actor.owner_id, array(
+           select g.group_id
+             from posthorn.groups g
+            cross join lateral (select g.revoked_at is null and g.expires_at > v_now as is_current) x
+            where g.owner_id = v_actor.owner_id
+              and posthorn_impl.is_on_page(x.is_current, g.group_id, p_after, p_in_past, p_current_only)
+            order by x.is_current desc, case when x.is_current then g.group_id end, g.group_id desc
+            limit p_limit), v_now) v;
 end $$;
-comment on function posthorn_api.list_owner_groups(bytea) is 'Every group of the owner. [nullable: project_boundary]';
+comment on function posthorn_api.list_owner_groups(bytea, int, uuid, boolean, boolean) is 'Groups of the owner: the active ones, then those that ended, the latest first. [nullable: project_boundary]';
 
 create function posthorn_api.list_groups(
   p_credential bytea,
@@ -303,5 +314,5 @@ comment on function posthorn_api.list_groups(bytea, uuid, uuid, int, uuid[], boo
 
 grant execute on function
   posthorn_api.create_group(bytea, text, text, uuid[], text, int), posthorn_api.renew_group(bytea, uuid, int),
-  posthorn_api.revoke_group(bytea, uuid), posthorn_api.list_owner_groups(bytea) to posthorn_app, posthorn_admin;
+  posthorn_api.revoke_group(bytea, uuid), posthorn_api.list_owner_groups(bytea, int, uuid, boolean, boolean) to posthorn_app, posthorn_admin;
 grant execute on function posthorn_api.list_groups(bytea, uuid, uuid, int, uuid[], boolean) to posthorn_app;

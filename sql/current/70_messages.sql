@@ -90,6 +90,50 @@ begin
 end $$;
 comment on function posthorn_impl.wake_agents(int, uuid[]) is 'Makes every pod look at these agents, though their mail did not change.';
 
+create function posthorn_impl.wake_owner(
+  p_owner_id int
+) returns void
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+  perform posthorn_impl.wake(array(select o.wake_number from posthorn.owners o where o.owner_id = p_owner_id));
+end $$;
+comment on function posthorn_impl.wake_owner(int) is 'Makes every pod look at the owner''s log.';
+
+create function posthorn_impl.tell_owner(
+  p_owner_id int,
+  p_kind text,
+  p_subject_ids uuid[],
+  p_state text,
+  p_now timestamptz
+) returns int
+language plpgsql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+  v_wake int;
+begin
+  with counted as (
+    update posthorn.owners o
+       set event_seq = o.event_seq + cardinality(p_subject_ids)
+     where o.owner_id = p_owner_id
+    returning o.wake_number, o.event_seq - cardinality(p_subject_ids) as event_base
+  ), logged as (
+    insert into posthorn.events (owner_id, agent_id, seq, kind, subject_id, state, occurred_at)
+    select p_owner_id, '00000000-0000-0000-0000-000000000000', c.event_base + s.position, p_kind, s.subject_id, p_state, p_now
+      from counted c
+     cross join unnest(p_subject_ids) with ordinality s(subject_id, position)
+  )
+  select c.wake_number into v_wake from counted c;
+  return v_wake;
+end $$;
+comment on function posthorn_impl.tell_owner(int, text, uuid[], text, timestamptz) is 'Appends events to the owner''s log, in the order given; answers whom to wake. Under lock_owner, so that others read them in the order of commits.';
+
 create type posthorn_impl.advance as (
   owner_id int,
   message_id uuid,

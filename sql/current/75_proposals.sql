@@ -35,9 +35,14 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
   select array(
-    select m.message_id from posthorn.messages m where m.owner_id = p_owner_id and m.proposal_id = p_proposal_id and m.sender_agent_id = p_sender_agent_id order by m.message_id)
+    select m.message_id
+      from posthorn.messages m
+     where m.owner_id = p_owner_id
+       and m.proposal_id = p_proposal_id
+       and p_sender_agent_id in (m.sender_agent_id, '00000000-0000-0000-0000-000000000000')
+     order by m.message_id)
 $$;
-comment on function posthorn_impl.mail_behind(int, uuid, uuid) is 'An agent''s messages behind a request.';
+comment on function posthorn_impl.mail_behind(int, uuid, uuid) is 'An agent''s messages behind a request; in the owner''s log, under the nil UUID, everybody''s.';
 
 create function posthorn_impl.view_proposals(
   p_owner_id int,
@@ -176,9 +181,9 @@ begin
       join counted c on c.agent_id = t.agent_id
   )
   select array_agg(c.wake_number) into v_wakes from counted c;
-  return coalesce(v_wakes, '{}');
+  return coalesce(v_wakes, '{}') || posthorn_impl.tell_owner(p_owner_id, 'proposal.decided', p_proposal_ids, p_message_state, p_now);
 end $$;
-comment on function posthorn_impl.tell_decided(int, uuid[], text, timestamptz) is 'Tells proposers and senders what became of their mail; answers whom to wake. Their mailboxes are locked.';
+comment on function posthorn_impl.tell_decided(int, uuid[], text, timestamptz) is 'Tells proposers, senders and the owner''s other browsers what became of requests and their mail; answers whom to wake. Owner and mailboxes are locked.';
 
 create function posthorn_impl.close_proposals(
   p_owner_id int,
@@ -550,7 +555,10 @@ comment on function posthorn_api.lift_denial(bytea, uuid) is 'Lets a denied memb
 
 create function posthorn_api.list_owner_proposals(
   p_credential bytea,
-  p_pending_only boolean default false
+  p_limit int default null,
+  p_after uuid default null,
+  p_in_past boolean default false,
+  p_current_only boolean default false
 ) returns setof posthorn_impl.proposal_view
 language plpgsql
 volatile
@@ -566,12 +574,14 @@ begin
     from posthorn_impl.view_proposals(v_actor.owner_id, null, array(
            select p.proposal_id
              from posthorn.proposals p
+            cross join lateral (select p.state = 'pending' and p.expires_at > v_now as is_current) x
             where p.owner_id = v_actor.owner_id
-              and case when p.state = 'pending' and p.expires_at > v_now then true
-                       else not p_pending_only and coalesce(p.decided_at, p.expires_at) > v_now - interval '7 days' end
-            order by p.state = 'pending' desc, p.expires_at), v_now) v;
+              and (x.is_current or coalesce(p.decided_at, p.expires_at) > v_now - interval '7 days')
+              and posthorn_impl.is_on_page(x.is_current, p.proposal_id, p_after, p_in_past, p_current_only)
+            order by x.is_current desc, case when x.is_current then p.proposal_id end, p.proposal_id desc
+            limit p_limit), v_now) v;
 end $$;
-comment on function posthorn_api.list_owner_proposals(bytea, boolean) is 'What waits for the owner, oldest deadline first, then what was decided in the last 7 days. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
+comment on function posthorn_api.list_owner_proposals(bytea, int, uuid, boolean, boolean) is 'What waits for the owner, the longest first, then what was decided in the last 7 days, the latest first. [nullable: reason, group_id, conversation_id, name, purpose, project_boundary, duration_hours, held_messages, decided_at]';
 
 create function posthorn_impl.open_proposal(
   p_actor posthorn_impl.proven,
@@ -635,11 +645,11 @@ begin
 end $$;
 comment on function posthorn_impl.open_proposal(posthorn_impl.proven, uuid, text, uuid[], uuid, uuid, text, text, text, int, timestamptz) is 'The pending request for the same thing, or a new one within the limits; raises recently_denied, proposal_limit. Under lock_requests.';
 
-create function posthorn_impl.approve_automatically(
+create function posthorn_impl.ask_owner(
   p_actor posthorn_impl.proven,
   p_proposal posthorn.proposals,
   p_now timestamptz
-) returns boolean
+) returns void
 language plpgsql
 volatile
 security definer
@@ -655,16 +665,17 @@ begin
      or (p_proposal.kind <> 'continue'
          and (select count(*) from posthorn.groups g where g.owner_id = p_actor.owner_id and g.revoked_at is null and g.expires_at > p_now)
            >= posthorn_impl.limit_value('active_groups_per_owner')) then
-    return false;
+    perform posthorn_impl.wake(array[posthorn_impl.tell_owner(p_actor.owner_id, 'proposal.created', array[p_proposal.proposal_id], null, p_now)]);
+    perform posthorn_impl.push_request(p_actor.owner_id);
+    return;
   end if;
   perform posthorn_impl.apply_approval(
     p_actor, p_proposal, null, null,
     case when p_proposal.kind = 'continue' then null
          else least(c_longest, coalesce(p_proposal.duration_hours, (select g.duration_hours from posthorn.groups g where g.owner_id = p_actor.owner_id and g.group_id = p_proposal.group_id))) end,
     true, p_now);
-  return true;
 end $$;
-comment on function posthorn_impl.approve_automatically(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Approves a request just made if the owner switched that on and the day''s budget lasts.';
+comment on function posthorn_impl.ask_owner(posthorn_impl.proven, posthorn.proposals, timestamptz) is 'Puts a request just made before the owner, or approves it if they switched that on and the day''s budget lasts.';
 
 create function posthorn_api.propose_collaboration(
   p_credential bytea,
@@ -776,7 +787,7 @@ begin
       case p_kind when 'new' then coalesce(p_name, posthorn_impl.name_for(v_me.owner_id, v_agents)) else p_name end, p_purpose, p_project_boundary,
       case p_kind when 'new' then coalesce(p_duration_hours, 168) else p_duration_hours end, v_now) o;
   if v_opened.is_new then
-    perform posthorn_impl.approve_automatically(v_actor, v_opened.proposal, v_now);
+    perform posthorn_impl.ask_owner(v_actor, v_opened.proposal, v_now);
   end if;
   return query
   select p.proposal_id, case when p.state = 'approved' then p.group_id end, not v_opened.is_new
@@ -833,7 +844,7 @@ comment on function posthorn_api.list_proposals(bytea, uuid, uuid[], uuid, int) 
 
 grant execute on function
   posthorn_api.approve_proposal(bytea, uuid, text, text, int), posthorn_api.deny_proposal(bytea, uuid), posthorn_api.lift_denial(bytea, uuid),
-  posthorn_api.list_owner_proposals(bytea, boolean) to posthorn_app, posthorn_admin;
+  posthorn_api.list_owner_proposals(bytea, int, uuid, boolean, boolean) to posthorn_app, posthorn_admin;
 grant execute on function
   posthorn_api.propose_collaboration(bytea, text, uuid[], text, text, text, int, uuid, uuid, uuid),
   posthorn_api.list_proposals(bytea, uuid, uuid[], uuid, int) to posthorn_app;

@@ -609,7 +609,7 @@ begin
      where h.owner_id = p_item.owner_id
        and h.proposal_id = v_proposal.proposal_id;
     if v_opened.is_new then
-      perform posthorn_impl.approve_automatically(v_actor, v_proposal, v_now);
+      perform posthorn_impl.ask_owner(v_actor, v_proposal, v_now);
     end if;
   exception when others then
     -- a refusal of this item undoes what it did and fails nobody else

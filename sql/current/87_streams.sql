@@ -1,6 +1,24 @@
 -- Event streams: readers of the event log. A pod holds the sockets; what they may read, how many there may be and
--- when they end is decided here, with their credential proved at every read.
+-- when they end is decided here, with their credential proved at every read. The owner's log is read by browsers'
+-- sessions, under the nil UUID in place of an agent.
 set local role posthorn_engine;
+
+create function posthorn_impl.identify_readers(
+  p_credentials bytea[],
+  p_agents uuid[]
+) returns setof posthorn_impl.identity
+language sql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select i.item, i.owner_id, i.connection_id, i.kind,
+         case when r.is_owner then p_agents[i.item] else i.agent_id end,
+         case when r.is_owner and i.problem not in ('unauthorized', 'owner_suspended') then null else i.problem end
+    from posthorn_impl.identify(p_credentials, p_agents, 'messaging') i
+   cross join lateral (select i.kind = 'session' and p_agents[i.item] = '00000000-0000-0000-0000-000000000000' is true as is_owner) r
+$$;
+comment on function posthorn_impl.identify_readers(bytea[], uuid[]) is 'Whose logs these callers may read: those of their agents, or the owner''s, which is under the nil UUID and for sessions alone.';
 
 create function posthorn_impl.epoch() returns bigint
 language sql
@@ -50,10 +68,36 @@ as $$
   insert into posthorn.presence (owner_id, agent_id, present_until)
   select distinct u.owner_id, u.agent_id, p_now + interval '45 seconds'
     from unnest(p_owners, p_agent_ids) u(owner_id, agent_id)
+   where u.agent_id <> '00000000-0000-0000-0000-000000000000' -- the owner's log is nobody's
    order by u.owner_id, u.agent_id
   on conflict (owner_id, agent_id) do update set present_until = excluded.present_until
 $$;
 comment on function posthorn_impl.note_presence(int[], uuid[], timestamptz) is 'Shows agents as live for 45 seconds.';
+
+create function posthorn_impl.logs_of(
+  p_owner_id int,
+  p_agent_ids uuid[]
+) returns table (
+  agent_id uuid,
+  wake_number int,
+  event_seq bigint
+)
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select b.agent_id, b.wake_number, b.event_seq
+    from posthorn.mailboxes b
+   where b.owner_id = p_owner_id
+     and b.agent_id = any (p_agent_ids)
+   union all
+  select '00000000-0000-0000-0000-000000000000', o.wake_number, o.event_seq
+    from posthorn.owners o
+   where o.owner_id = p_owner_id
+     and '00000000-0000-0000-0000-000000000000' = any (p_agent_ids)
+$$;
+comment on function posthorn_impl.logs_of(int, uuid[]) is 'The logs of these agents, and of the owner under the nil UUID: their wake numbers and last events.';
 
 create function posthorn_api.open_stream(
   p_credential bytea,
@@ -77,7 +121,7 @@ as $$
 #variable_conflict use_column
 declare
   v_identities posthorn_impl.identity[] := array(
-    select i from posthorn_impl.identify(array_fill(p_credential, array[greatest(1, cardinality(p_agent_ids))]), case when cardinality(p_agent_ids) = 0 then array[null::uuid] else p_agent_ids end, 'messaging') i);
+    select i from posthorn_impl.identify_readers(array_fill(p_credential, array[greatest(1, cardinality(p_agent_ids))]), case when cardinality(p_agent_ids) = 0 then array[null::uuid] else p_agent_ids end) i);
   v_problem text := (select i.problem from unnest(v_identities) i where i.problem is not null order by i.item limit 1);
   v_me posthorn_impl.identity := v_identities[1];
   v_agents uuid[] := array(select distinct i.agent_id from unnest(v_identities) i order by 1);
@@ -121,17 +165,15 @@ begin
   -- events are deleted page by page and not in their order, so the log's floor is where nothing is due to go
   v_kept_since := posthorn_impl.kept_since('event_days');
   return query
-  select b.agent_id, b.wake_number, b.event_seq,
+  select l.agent_id, l.wake_number, l.event_seq,
          coalesce((select e.seq from posthorn.events e
-                    where e.owner_id = b.owner_id and e.agent_id = b.agent_id and e.occurred_at > v_kept_since order by e.seq limit 1), b.event_seq + 1),
+                    where e.owner_id = v_me.owner_id and e.agent_id = l.agent_id and e.occurred_at > v_kept_since order by e.seq limit 1), l.event_seq + 1),
          posthorn_impl.epoch(),
          case when v_connection.expires_at < 'infinity' then extract(epoch from v_connection.expires_at - v_now)::bigint * 1000 end
-    from posthorn.mailboxes b
-   where b.owner_id = v_me.owner_id
-     and b.agent_id = any (v_agents)
-   order by b.agent_id;
+    from posthorn_impl.logs_of(v_me.owner_id, v_agents) l
+   order by l.agent_id;
 end $$;
-comment on function posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid) is 'Takes one of the connection''s slots for a stream over these agents (none: the one it acts as); answers where each agent''s log begins and ends. Raises stream_limit and what is wrong with the caller. [nullable: expires_in_ms]';
+comment on function posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid) is 'Takes one of the connection''s slots for a stream over these agents (none: the one it acts as; the nil UUID: the owner''s log, for a session); answers where each agent''s log begins and ends. Raises stream_limit and what is wrong with the caller. [nullable: expires_in_ms]';
 
 create function posthorn_api.renew_streams(
   p_credentials bytea[],
@@ -225,7 +267,8 @@ create function posthorn_api.read_events(
   group_id uuid,
   conversation_id uuid,
   message_ids uuid[],
-  pending_count int
+  pending_count int,
+  agent_ids uuid[]
 )
 language plpgsql
 volatile
@@ -239,7 +282,7 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-  v_identities posthorn_impl.identity[] := array(select i from posthorn_impl.identify(p_credentials, p_agent_ids, 'messaging') i);
+  v_identities posthorn_impl.identity[] := array(select i from posthorn_impl.identify_readers(p_credentials, p_agent_ids) i);
   v_now timestamptz := posthorn_impl.clock();
 begin
   return query
@@ -263,14 +306,16 @@ begin
       left join posthorn.owners o on o.owner_id = i.owner_id
   )
   select r.item, r.problem, e.seq, e.kind, e.subject_id, e.state, e.occurred_at, e.group_id, e.conversation_id, e.message_ids,
-         case when e.kind = 'messaging.pending' then posthorn_impl.count_pending(r.owner_id, r.agent_id, v_now) end
+         case when e.kind = 'messaging.pending' then posthorn_impl.count_pending(r.owner_id, r.agent_id, v_now) end, e.agent_ids
     from reader r
     left join lateral (
       select x.seq, x.kind, x.subject_id, x.state, x.occurred_at, m.group_id, m.conversation_id,
              case when x.kind in ('messaging.pending', 'message.state') then array[x.subject_id]
-                  else posthorn_impl.mail_behind(r.owner_id, x.subject_id, r.agent_id) end as message_ids
+                  else posthorn_impl.mail_behind(r.owner_id, x.subject_id, r.agent_id) end as message_ids,
+             p.agent_ids
         from posthorn.events x
         left join posthorn.messages m on m.owner_id = r.owner_id and m.message_id = x.subject_id and x.kind = 'messaging.pending'
+        left join posthorn.proposals p on p.owner_id = r.owner_id and p.proposal_id = x.subject_id and x.kind = 'proposal.created'
        where x.owner_id = r.owner_id
          and x.agent_id = r.agent_id
          and x.seq > r.after
@@ -279,7 +324,7 @@ begin
    where r.problem is not null or e.seq is not null
    order by r.item, e.seq;
 end $$;
-comment on function posthorn_api.read_events(bytea[], uuid[], bigint[], int) is 'The next events of many agents'' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. [nullable: problem, seq, kind, subject_id, state, occurred_at, group_id, conversation_id, message_ids, pending_count]';
+comment on function posthorn_api.read_events(bytea[], uuid[], bigint[], int) is 'The next events of many logs, of agents or of owners, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. [nullable: problem, seq, kind, subject_id, state, occurred_at, group_id, conversation_id, message_ids, pending_count, agent_ids]';
 
 create function posthorn_api.inbox_snapshots(
   p_credential bytea,
@@ -299,8 +344,9 @@ as $$
 #variable_conflict use_column
 declare
   v_identities posthorn_impl.identity[] := array(
-    select i from posthorn_impl.identify(array_fill(p_credential, array[cardinality(p_agent_ids)]), p_agent_ids, 'messaging') i);
+    select i from posthorn_impl.identify_readers(array_fill(p_credential, array[cardinality(p_agent_ids)]), p_agent_ids) i);
   v_problem text := (select i.problem from unnest(v_identities) i where i.problem is not null order by i.item limit 1);
+  v_owner_id int := v_identities[1].owner_id;
   v_now timestamptz := posthorn_impl.clock();
 begin
   if v_problem is not null then
@@ -308,16 +354,16 @@ begin
   end if;
   -- one statement: what the log says up to last_seq is in the counts and ids, and nothing that it says later
   return query
-  select b.agent_id, b.event_seq, coalesce(posthorn_impl.count_pending(b.owner_id, b.agent_id, v_now), 0),
+  select l.agent_id, l.event_seq, coalesce(posthorn_impl.count_pending(v_owner_id, l.agent_id, v_now), 0),
          array(select x.message_id from posthorn.bodies x
-                where x.owner_id = b.owner_id and x.recipient_agent_id = b.agent_id and x.expires_at > v_now order by x.seq limit 100),
+                where x.owner_id = v_owner_id and x.recipient_agent_id = l.agent_id and x.expires_at > v_now order by x.seq limit 100),
          array(select p.proposal_id from posthorn.proposals p
-                where p.owner_id = b.owner_id and p.state = 'pending' and p.expires_at > v_now and p.agent_ids @> array[b.agent_id] order by p.proposal_id)
-    from unnest(v_identities) i
-    join posthorn.mailboxes b on b.owner_id = i.owner_id and b.agent_id = i.agent_id
-   order by b.agent_id;
+                where p.owner_id = v_owner_id and p.state = 'pending' and p.expires_at > v_now
+                  and (l.agent_id = '00000000-0000-0000-0000-000000000000' or p.agent_ids @> array[l.agent_id]) order by p.proposal_id)
+    from posthorn_impl.logs_of(v_owner_id, array(select i.agent_id from unnest(v_identities) i)) l
+   order by l.agent_id;
 end $$;
-comment on function posthorn_api.inbox_snapshots(bytea, uuid[]) is 'What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests.';
+comment on function posthorn_api.inbox_snapshots(bytea, uuid[]) is 'What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests; for the owner''s log all undecided requests.';
 
 grant execute on function
   posthorn_api.open_stream(bytea, uuid, uuid, uuid[], uuid), posthorn_api.renew_streams(bytea[], uuid[], boolean[], bigint), posthorn_api.close_streams(bytea[], uuid[]),

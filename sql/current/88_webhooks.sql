@@ -643,7 +643,9 @@ comment on function posthorn_api.redeliver(bytea, uuid, uuid) is 'Sends a delive
 -- The owner.
 
 create function posthorn_api.list_owner_webhooks(
-  p_credential bytea
+  p_credential bytea,
+  p_limit int default null,
+  p_after uuid default null
 ) returns setof posthorn_impl.webhook_view
 language plpgsql
 volatile
@@ -653,9 +655,9 @@ as $$
 declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
 begin
-  return query select v.* from posthorn_impl.view_webhooks(v_actor.owner_id) v;
+  return query select v.* from posthorn_impl.view_webhooks(v_actor.owner_id) v where p_after is null or v.id > p_after order by v.id limit p_limit;
 end $$;
-comment on function posthorn_api.list_owner_webhooks(bytea) is 'The endpoints of all the owner''s agents. [nullable: disabled_reason, next_attempt_at, previous_secret_until, last_delivered_at]';
+comment on function posthorn_api.list_owner_webhooks(bytea, int, uuid) is 'The endpoints of all the owner''s agents, by id. [nullable: disabled_reason, next_attempt_at, previous_secret_until, last_delivered_at]';
 
 create function posthorn_impl.lock_owner_webhook(
   p_owner_id int,
@@ -1158,7 +1160,7 @@ grant execute on function
   posthorn_api.remove_webhook(bytea, uuid), posthorn_api.test_webhook(bytea, uuid), posthorn_api.list_deliveries(bytea, uuid, uuid, int, uuid),
   posthorn_api.redeliver(bytea, uuid, uuid) to posthorn_app;
 grant execute on function
-  posthorn_api.list_owner_webhooks(bytea), posthorn_api.disable_webhook(bytea, uuid), posthorn_api.lift_webhook(bytea, uuid),
+  posthorn_api.list_owner_webhooks(bytea, int, uuid), posthorn_api.disable_webhook(bytea, uuid), posthorn_api.lift_webhook(bytea, uuid),
   posthorn_api.redeliver_as_owner(bytea, uuid) to posthorn_app, posthorn_admin;
 grant execute on function ops.requeue_delivery(uuid, uuid) to posthorn_admin;
 grant execute on function

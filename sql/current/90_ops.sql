@@ -203,6 +203,17 @@ select 'event log has a gap', b.owner_id, b.agent_id
  where coalesce(e.last, b.event_seq) <> b.event_seq
     or (e.n > 0 and e.last - e.first + 1 <> e.n)
 union all
+select 'event log of an owner has a gap', o.owner_id, o.id
+  from posthorn.owners o
+ cross join lateral (
+   select count(*) as n, min(e.seq) as first, max(e.seq) as last
+     from posthorn.events e
+    where e.owner_id = o.owner_id
+      and e.agent_id = '00000000-0000-0000-0000-000000000000'
+      and e.occurred_at > posthorn_impl.clock() - make_interval(days => (select l.value::int from posthorn.limits l where l.name = 'event_days'))) e
+ where coalesce(e.last, o.event_seq) <> o.event_seq
+    or (e.n > 0 and e.last - e.first + 1 <> e.n)
+union all
 select 'post counter differs from messages', c.owner_id, c.conversation_id
   from posthorn.conversations c
  where c.posts <> (select count(distinct coalesce(m.post_id, m.message_id)) from posthorn.messages m where m.owner_id = c.owner_id and m.conversation_id = c.conversation_id and m.seq is not null)

@@ -59,13 +59,13 @@ declare
   v_actor posthorn_impl.proven := posthorn_impl.identify_owner(p_credential);
   v_table text;
 begin
-  foreach v_table in array array['owners', 'connections', 'oauth_grants', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts'] loop
+  foreach v_table in array array['owners', 'connections', 'oauth_grants', 'agents', 'groups', 'members', 'conversations', 'proposals', 'posts', 'messages', 'events', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts', 'push_subscriptions', 'passkeys', 'openid_accounts'] loop
     -- the one place of a dynamic statement: the names are those above
     return query execute format(
-      'select %L, to_jsonb(x) - array[''owner_id'', ''credential_hash'', ''sealed_url'', ''sealed_secret'', ''previous_sealed_secret'', ''sealed_auth_header''] from posthorn.%I x where x.owner_id = $1', v_table, v_table) using v_actor.owner_id;
+      'select %L, to_jsonb(x) - array[''owner_id'', ''credential_hash'', ''sealed_url'', ''sealed_secret'', ''previous_sealed_secret'', ''sealed_auth_header'', ''endpoint_hash'', ''sealed_subscription'', ''handle_hash'', ''credential_id'', ''public_key'', ''subject_hash''] from posthorn.%I x where x.owner_id = $1', v_table, v_table) using v_actor.owner_id;
   end loop;
 end $$;
-comment on function posthorn_api.export_account(bytea) is 'All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret.';
+comment on function posthorn_api.export_account(bytea) is 'All that the owner may read: settings, connections, ways to sign in, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret.';
 
 create function posthorn_api.delete_account(
   p_credential bytea
@@ -88,6 +88,9 @@ begin
   update posthorn.connections c set revoked_at = v_now where c.owner_id = v_actor.owner_id and c.revoked_at is null;
   delete from posthorn.grant_tokens t where t.owner_id = v_actor.owner_id;
   delete from posthorn.sign_in_links l where l.owner_id = v_actor.owner_id;
+  delete from posthorn.push_subscriptions s where s.owner_id = v_actor.owner_id;
+  delete from posthorn.passkeys k where k.owner_id = v_actor.owner_id;
+  delete from posthorn.openid_accounts a where a.owner_id = v_actor.owner_id;
   perform posthorn_impl.close_proposals(
     v_actor.owner_id, array(select p.proposal_id from posthorn.proposals p where p.owner_id = v_actor.owner_id and p.state = 'pending'), 'denied', 'revoked', 'superseded', v_now);
   perform posthorn_impl.end_messages(
@@ -95,6 +98,7 @@ begin
   perform posthorn_impl.delete_webhooks(v_actor.owner_id, array(select w.agent_id from posthorn.webhooks w where w.owner_id = v_actor.owner_id), '{}');
   update posthorn.owners o set deleted_at = v_now, suspended_at = coalesce(o.suspended_at, v_now) where o.owner_id = v_actor.owner_id;
   perform posthorn_impl.wake_agents(v_actor.owner_id, array(select b.agent_id from posthorn.mailboxes b where b.owner_id = v_actor.owner_id)); -- their streams end
+  perform posthorn_impl.wake_owner(v_actor.owner_id);
 end $$;
 comment on function posthorn_api.delete_account(bytea) is 'Ends an account for good: its key is destroyed, its connections are revoked and its mail is fenced at once; a worker removes the rows.';
 
@@ -114,7 +118,7 @@ begin
   foreach v_table in array array[
     'owners', 'owner_keys', 'connections', 'agents', 'mailboxes', 'groups', 'group_counters', 'members', 'conversations', 'proposals', 'posts', 'messages',
     'held_bodies', 'bodies', 'events', 'idempotency_keys', 'audit_entries', 'webhooks', 'deliveries', 'delivery_attempts', 'streams', 'presence',
-    'sign_in_links', 'oauth_grants', 'grant_tokens'] loop
+    'sign_in_links', 'oauth_grants', 'grant_tokens', 'push_subscriptions', 'passkeys', 'openid_accounts'] loop
     execute format('drop policy if exists select_deleted on posthorn.%I', v_table);
     execute format('drop policy if exists delete_deleted on posthorn.%I', v_table);
     v_rule := case v_table when 'owners' then 'deleted_at is not null' else 'owner_id in (select o.owner_id from posthorn.owners o where o.deleted_at is not null)' end;

@@ -20,7 +20,7 @@ import { type Names, sayProposal } from './views.ts';
 
 /** What agents asked for and the person decides: the family `owner proposals|approve|deny|lift`. */
 export function addDecisions(owner: Command): void {
-  addOwnerCommand(owner, 'proposals', 'What agents ask you for: the requests that wait, the most urgent first.')
+  addOwnerCommand(owner, 'proposals', 'What agents ask you for: the requests that wait, the longest first.')
     .option('--all', 'those decided or expired in the last 7 days too')
     .action(listAll);
   addOwnerCommand(owner, 'approve <id>', 'Say yes, perhaps with changes; what was held is queued.')
@@ -38,7 +38,7 @@ export function addDecisions(owner: Command): void {
 
 async function listAll(options: AsOwner & { all?: boolean }): Promise<void> {
   const { rows, names } = await asOwner(options, async (db, credential) => ({
-    rows: await listOwnerProposals(db, { credential, pendingOnly: options.all !== true }),
+    rows: await listOwnerProposals(db, { credential, currentOnly: options.all !== true }),
     names: await namesOf(db, credential),
   }));
   const proposals = rows.map(proposalView);

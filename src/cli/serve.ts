@@ -24,7 +24,7 @@ async function serve(output: Output): Promise<void> {
     async () => {
       await requireSchema(databaseUrl);
       const keyRing = await openKeyRing(config, await knownRingKeys(databaseUrl));
-      const { host, port, publicUrl, listenUrl, webhookAllow } = config;
+      const { host, port, publicUrl, listenUrl, webhookAllow, openid } = config;
       const read = () => readKeyRing(config);
       const options = {
         databaseUrl,
@@ -35,6 +35,7 @@ async function serve(output: Output): Promise<void> {
         keyRing,
         readKeyRing: read,
         webhookAllow,
+        openid,
         log,
       };
       return await reaching(databaseUrl, () => startPod(options));

@@ -25,7 +25,9 @@ async function work(output: Output): Promise<void> {
     async () => {
       await requireSchema(databaseUrl);
       if (!hasKeyRing(config))
-        log.warn('There is no key ring yet: this worker delivers no webhooks until there is one.');
+        log.warn(
+          'There is no key ring yet: this worker delivers no webhooks and notifies no browsers until there is one.',
+        );
       const openDelivery = () => openDeliveryOf(config);
       return await reaching(databaseUrl, () => startWorker({ databaseUrl, openDelivery, log }));
     },
@@ -40,5 +42,6 @@ async function work(output: Output): Promise<void> {
 async function openDeliveryOf(config: Config): Promise<DeliveryOptions | undefined> {
   if (!hasKeyRing(config)) return undefined;
   const keyRing = await openKeyRing(config, await knownRingKeys(config.listenUrl!));
-  return { keyRing, readKeyRing: () => readKeyRing(config), allow: config.webhookAllow };
+  const { webhookAllow: allow, publicUrl } = config;
+  return { keyRing, readKeyRing: () => readKeyRing(config), allow, publicUrl };
 }

@@ -4,7 +4,7 @@ import { createRecentMap } from '../recent-map.ts';
 import { type KeyRing, unwrapDataKey } from './key-ring.ts';
 import { deriveOwnerKeys, type OwnerKeys } from './seal.ts';
 
-/** Owners whose keys a pod keeps unwrapped; the one used longest ago goes first. */
+/** Owners whose keys a process keeps unwrapped; the one used longest ago goes first. */
 const CACHED_OWNERS = 10_000;
 
 /** How long a ring that lacked a key is not read again, in milliseconds: no flood of calls may become one of reads. */
@@ -16,7 +16,7 @@ export type OwnerKeysOf = (ownerId: string, credential: Buffer) => Promise<Owner
 export type UnwrapOwnerKeys = (ownerId: string, ringKeyId: string, wrappedKey: Buffer) => Promise<OwnerKeys>;
 
 /**
- * Unwraps data keys with the ring.
+ * Unwraps data keys with the ring, and remembers what it unwrapped: it took an eighth of the work of a delivery.
  *
  * @param ring the ring at start
  * @param readRing reads the ring anew: when a key was wrapped by one that came with a rotation since
@@ -24,17 +24,23 @@ export type UnwrapOwnerKeys = (ownerId: string, ringKeyId: string, wrappedKey: B
 export function createUnwrapper(ring: KeyRing, readRing?: () => Promise<KeyRing>): UnwrapOwnerKeys {
   // keys that left the ring stay until the process ends: what was wrapped by one may be on its way from the database
   const keys = new Map(ring.keys);
-  let readAgainAt = 0;
+  const unwrapped = createRecentMap<OwnerKeys>(CACHED_OWNERS);
+  let readAgainAt = 0; // by a clock that nobody sets
 
   async function readNewKeys(wantedId: string): Promise<void> {
-    if (!readRing || Date.now() < readAgainAt) return;
+    if (!readRing || performance.now() < readAgainAt) return;
     for (const [id, key] of (await readRing()).keys) keys.set(id, key);
-    if (!keys.has(wantedId)) readAgainAt = Date.now() + REREAD_MS;
+    if (!keys.has(wantedId)) readAgainAt = performance.now() + REREAD_MS;
   }
 
   return async (ownerId, ringKeyId, wrappedKey) => {
+    const wrapping = `${ownerId} ${ringKeyId} ${wrappedKey.toString('base64')}`;
+    const known = unwrapped.get(wrapping);
+    if (known) return known;
     if (!keys.has(ringKeyId)) await readNewKeys(ringKeyId);
-    return deriveOwnerKeys(ownerId, unwrapDataKey({ ...ring, keys }, ownerId, ringKeyId, wrappedKey));
+    const made = deriveOwnerKeys(ownerId, unwrapDataKey({ ...ring, keys }, ownerId, ringKeyId, wrappedKey));
+    unwrapped.set(wrapping, made);
+    return made;
   };
 }
 

@@ -10,6 +10,7 @@ export interface OwnerKeys {
   body: KeyObject;
   fingerprint: KeyObject;
   webhook: KeyObject;
+  push: KeyObject;
 }
 
 /** What a sealed copy is bound to: a ciphertext moved to another row does not open. */
@@ -33,6 +34,7 @@ export function deriveOwnerKeys(ownerId: string, dataKey: Buffer): OwnerKeys {
     body: derive(dataKey, 'posthorn body'),
     fingerprint: derive(dataKey, 'posthorn fingerprint'),
     webhook: derive(dataKey, 'posthorn webhook'),
+    push: derive(dataKey, 'posthorn push'),
   };
 }
 
@@ -66,6 +68,20 @@ export function openForWebhook(keys: OwnerKeys, binding: WebhookSealBinding, sea
   return openText(keys.webhook, webhookData(keys.ownerId, binding), sealed);
 }
 
+/**
+ * Seals where a browser is reached under the owner's key for that.
+ *
+ * @param endpointHash SHA-256 of its address, by which the row is found
+ */
+export function sealForPush(keys: OwnerKeys, endpointHash: Buffer, text: string): Buffer {
+  return sealText(keys.push, pushData(keys.ownerId, endpointHash), text);
+}
+
+/** @throws Error if it was altered, moved to another owner or address, or sealed under another key */
+export function openForPush(keys: OwnerKeys, endpointHash: Buffer, sealed: Buffer): string {
+  return openText(keys.push, pushData(keys.ownerId, endpointHash), sealed);
+}
+
 function sealText(key: KeyObject, bound: string, text: string): Buffer {
   return Buffer.concat([FORMAT, encrypt(key, bound, Buffer.from(text, 'utf8'))]);
 }
@@ -78,6 +94,10 @@ function openText(key: KeyObject, bound: string, sealed: Buffer): string {
 
 function webhookData(ownerId: string, { agentId, field }: WebhookSealBinding): string {
   return `posthorn|webhook|1|${ownerId}|${agentId}|${field}`;
+}
+
+function pushData(ownerId: string, endpointHash: Buffer): string {
+  return `posthorn|push|1|${ownerId}|${endpointHash.toString('hex')}`;
 }
 
 function additionalData(b: SealBinding): string {

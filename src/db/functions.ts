@@ -39,6 +39,7 @@ export interface ConnectionView {
   revokedAt: Date | null;
   clientId: string | null;
   clientHost: string | null;
+  endedAt: Date | null;
 }
 
 export interface DeliveryView {
@@ -77,6 +78,17 @@ export interface DueDelivery {
   messageIds: string[] | null;
 }
 
+export interface DuePush {
+  subscriptionId: string;
+  ringKeyId: string;
+  wrappedKey: Buffer;
+  endpointHash: Buffer;
+  sealedSubscription: Buffer;
+  requests: number;
+  waiting: number;
+  lifeSeconds: number;
+}
+
 export interface GroupView {
   id: string;
   name: string;
@@ -107,6 +119,21 @@ export interface MessageView {
   acknowledgedAt: Date | null;
   processedAt: Date | null;
   repliedAt: Date | null;
+}
+
+export interface OpenidAccountView {
+  id: string;
+  issuer: string;
+  label: string;
+  createdAt: Date;
+  lastUsedAt: Date | null;
+}
+
+export interface PasskeyView {
+  id: string;
+  label: string;
+  createdAt: Date;
+  lastUsedAt: Date | null;
 }
 
 export interface ProposalView {
@@ -161,6 +188,44 @@ export async function addGrantToken(db: Queryable, p: { proof: Buffer; connectio
     ['p_seconds', 'int4', p.seconds],
   ]);
   await db.query(`select true from posthorn_api.add_grant_token(${names}) f`, values);
+}
+
+/** Ties an account at the provider to the owner who is signed in; raises expired for a state that this session was not given or has used, limit_reached, and invalid_request for an account that is tied already, to whomever. */
+export async function addOpenidAccount(db: Queryable, p: { credential: Buffer; stateHash: Buffer; subjectHash: Buffer; issuer: string; label: string }): Promise<OpenidAccountView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_state_hash', 'bytea', p.stateHash],
+    ['p_subject_hash', 'bytea', p.subjectHash],
+    ['p_issuer', 'text', p.issuer],
+    ['p_label', 'text', p.label],
+  ]);
+  const { rows } = await db.query(`select f.id, f.issuer, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.add_openid_account(${names}) f`, values);
+  return rows[0];
+}
+
+/** Keeps a passkey whose first answer a pod has checked; raises expired for a challenge that this session was not given or has used, limit_reached, and invalid_request for one that is known already, to whomever. */
+export async function addPasskey(db: Queryable, p: { credential: Buffer; challengeHash: Buffer; credentialId: Buffer; publicKey: Buffer; signCount: number; label: string }): Promise<PasskeyView> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_public_key', 'bytea', p.publicKey],
+    ['p_sign_count', 'int8', p.signCount],
+    ['p_label', 'text', p.label],
+  ]);
+  const { rows } = await db.query(`select f.id, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.add_passkey(${names}) f`, values);
+  return rows[0];
+}
+
+/** The browser of this session is notified of requests from now on, at this address in place of the one before; raises limit_reached. */
+export async function addPushSubscription(db: Queryable, p: { credential: Buffer; endpointHash: Buffer; sealedSubscription: Buffer }): Promise<string> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_endpoint_hash', 'bytea', p.endpointHash],
+    ['p_sealed_subscription', 'bytea', p.sealedSubscription],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.add_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 export interface AdvanceReceiptsRow {
@@ -259,6 +324,41 @@ export async function beatWorker(db: Queryable, p: { workerId: string }): Promis
   return rows[0].value;
 }
 
+/** Remembers for 15 minutes that this session went to the provider to tie an account; raises limit_reached. */
+export async function beginOpenidAccount(db: Queryable, p: { credential: Buffer; stateHash: Buffer }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_state_hash', 'bytea', p.stateHash],
+  ]);
+  await db.query(`select true from posthorn_api.begin_openid_account(${names}) f`, values);
+}
+
+export interface BeginPasskeyRow {
+  credentialId: Buffer;
+}
+/** Remembers for 5 minutes what this session's next passkey must sign, and the hash of its user handle. Answers the credentials that an authenticator should not make twice; raises limit_reached. */
+export async function beginPasskey(db: Queryable, p: { credential: Buffer; challengeHash: Buffer; handleHash: Buffer }): Promise<BeginPasskeyRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+  ]);
+  const { rows } = await db.query(`select f.credential_id as "credentialId" from posthorn_api.begin_passkey(${names}) f`, values);
+  return rows;
+}
+
+/** Remembers a challenge for a browser that nobody is signed in with: 5 minutes for a passkey, 15 for the provider. False where too many come from its address. */
+export async function beginSignIn(db: Queryable, p: { purpose: string; challengeHash: Buffer; browserHash: Buffer; bucket: number }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_purpose', 'text', p.purpose],
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_bucket', 'int4', p.bucket],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.begin_sign_in(${names}) f`, values);
+  return rows[0].value;
+}
+
 export interface ChangeOwnerSettingsRow {
   id: string;
   label: string;
@@ -284,6 +384,15 @@ export async function claimDeliveries(db: Queryable, p: { webhookIds: (string | 
     ['p_lease_ids', 'uuid[]', p.leaseIds],
   ]);
   const { rows } = await db.query(`select f.item, f.webhook_id as "webhookId", f.delivery_id as "deliveryId", f.agent_id as "agentId", f.owner_id as "ownerId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.sealed_url as "sealedUrl", f.sealed_secret as "sealedSecret", f.previous_sealed_secret as "previousSealedSecret", f.sealed_auth_header as "sealedAuthHeader", f.kind, f.occurred_at as "occurredAt", f.subject_id as "subjectId", f.state, f.pending_count as "pendingCount", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds" from posthorn_api.claim_deliveries(${names}) f`, values);
+  return rows;
+}
+
+/** The owner's browsers that are to be told now, each at most once a minute, with how many requests wait and for how many seconds the last of them does; and a job for those that must wait. None where no request waits any more or the owner is suspended. */
+export async function claimPushes(db: Queryable, p: { ownerId: string }): Promise<DuePush[]> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+  ]);
+  const { rows } = await db.query(`select f.subscription_id as "subscriptionId", f.ring_key_id as "ringKeyId", f.wrapped_key as "wrappedKey", f.endpoint_hash as "endpointHash", f.sealed_subscription as "sealedSubscription", f.requests, f.waiting, f.life_seconds as "lifeSeconds" from posthorn_api.claim_pushes(${names}) f`, values);
   return rows;
 }
 
@@ -365,7 +474,7 @@ export async function createServiceConnection(db: Queryable, p: { credential: Bu
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.create_service_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.create_service_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -471,7 +580,7 @@ export interface ExportAccountRow {
   kind: string;
   content: unknown;
 }
-/** All that the owner may read: settings, connections, agents, collaborations, requests, receipts, events, webhooks with their deliveries, and the audit log; no body, credential or secret. */
+/** All that the owner may read: settings, connections, ways to sign in, agents, collaborations, requests, receipts, events, webhooks with their deliveries, browsers that are notified, and the audit log; no body, credential or secret. */
 export async function exportAccount(db: Queryable, p: { credential: Buffer }): Promise<ExportAccountRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -510,6 +619,23 @@ export async function findOauthRecord(db: Queryable, p: { model: string; idHash?
   return rows;
 }
 
+export interface FindPasskeyRow {
+  outcome: string;
+  publicKey: Buffer | null;
+}
+/** The public key that an answer to this browser's challenge must be checked with: found. Otherwise not_found, and after too many of those from one bucket of addresses rate_limited. */
+export async function findPasskey(db: Queryable, p: { challengeHash: Buffer; browserHash: Buffer; handleHash: Buffer; credentialId: Buffer; bucket: number }): Promise<FindPasskeyRow[]> {
+  const { names, values } = bind([
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_bucket', 'int4', p.bucket],
+  ]);
+  const { rows } = await db.query(`select f.outcome, f.public_key as "publicKey" from posthorn_api.find_passkey(${names}) f`, values);
+  return rows;
+}
+
 /** The agent's registration without its secrets; raises not_found where there is none. */
 export async function getWebhook(db: Queryable, p: { credential: Buffer; agentId?: string | null }): Promise<WebhookView> {
   const { names, values } = bind([
@@ -527,7 +653,7 @@ export interface InboxSnapshotsRow {
   messageIds: string[];
   proposalIds: string[];
 }
-/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests. */
+/** What a stream without a past begins with, for each agent: where its log is, how much mail waits, up to 100 of its ids, and undecided requests; for the owner's log all undecided requests. */
 export async function inboxSnapshots(db: Queryable, p: { credential: Buffer; agentIds: (string | null)[] }): Promise<InboxSnapshotsRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -611,12 +737,16 @@ export async function listClientAgents(db: Queryable, p: { credential: Buffer; c
   return rows;
 }
 
-/** Every connection of the owner, revoked ones too. */
-export async function listConnections(db: Queryable, p: { credential: Buffer }): Promise<ConnectionView[]> {
+/** Connections of the owner: those that live, then those that ended, the latest first. */
+export async function listConnections(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ConnectionView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.list_connections(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.list_connections(${names}) f`, values);
   return rows;
 }
 
@@ -647,40 +777,71 @@ export async function listGroups(db: Queryable, p: { credential: Buffer; agentId
   return rows;
 }
 
-/** Every agent of the owner, revoked ones too. */
-export async function listOwnerAgents(db: Queryable, p: { credential: Buffer }): Promise<AgentView[]> {
+/** The accounts at OpenID providers that sign the owner in, the oldest first. */
+export async function listOpenidAccounts(db: Queryable, p: { credential: Buffer }): Promise<OpenidAccountView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.id, f.issuer, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.list_openid_accounts(${names}) f`, values);
+  return rows;
+}
+
+/** Agents of the owner, then those that were revoked, the latest first. */
+export async function listOwnerAgents(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<AgentView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.list_owner_agents(${names}) f`, values);
   return rows;
 }
 
-/** Every group of the owner. */
-export async function listOwnerGroups(db: Queryable, p: { credential: Buffer }): Promise<GroupView[]> {
+/** Groups of the owner: the active ones, then those that ended, the latest first. */
+export async function listOwnerGroups(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<GroupView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.name, f.purpose, f.project_boundary as "projectBoundary", f.generation, f.state, f.approved_at as "approvedAt", f.expires_at as "expiresAt", f.agent_ids as "agentIds" from posthorn_api.list_owner_groups(${names}) f`, values);
   return rows;
 }
 
-/** What waits for the owner, oldest deadline first, then what was decided in the last 7 days. */
-export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; pendingOnly?: boolean | null }): Promise<ProposalView[]> {
+/** What waits for the owner, the longest first, then what was decided in the last 7 days, the latest first. */
+export async function listOwnerProposals(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null; inPast?: boolean | null; currentOnly?: boolean | null }): Promise<ProposalView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
-    ['p_pending_only', 'bool', p.pendingOnly],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+    ['p_in_past', 'bool', p.inPast],
+    ['p_current_only', 'bool', p.currentOnly],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_owner_proposals(${names}) f`, values);
   return rows;
 }
 
-/** The endpoints of all the owner's agents. */
-export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer }): Promise<WebhookView[]> {
+/** The endpoints of all the owner's agents, by id. */
+export async function listOwnerWebhooks(db: Queryable, p: { credential: Buffer; limit?: number | null; after?: string | null }): Promise<WebhookView[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_limit', 'int4', p.limit],
+    ['p_after', 'uuid', p.after],
+  ]);
+  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
+  return rows;
+}
+
+/** The owner's passkeys, the oldest first. */
+export async function listPasskeys(db: Queryable, p: { credential: Buffer }): Promise<PasskeyView[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
   ]);
-  const { rows } = await db.query(`select f.id, f.agent_id as "agentId", f.owner_id as "ownerId", f.url_host as "urlHost", f.sealed_url as "sealedUrl", f.has_auth_header as "hasAuthHeader", f.events, f.status, f.disabled_reason as "disabledReason", f.consecutive_failures as "consecutiveFailures", f.next_attempt_at as "nextAttemptAt", f.previous_secret_until as "previousSecretUntil", f.created_at as "createdAt", f.updated_at as "updatedAt", f.last_delivered_at as "lastDeliveredAt" from posthorn_api.list_owner_webhooks(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.label, f.created_at as "createdAt", f.last_used_at as "lastUsedAt" from posthorn_api.list_passkeys(${names}) f`, values);
   return rows;
 }
 
@@ -694,6 +855,19 @@ export async function listProposals(db: Queryable, p: { credential: Buffer; agen
     ['p_limit', 'int4', p.limit],
   ]);
   const { rows } = await db.query(`select f.id, f.kind, f.state, f.reason, f.is_automatic as "isAutomatic", f.group_id as "groupId", f.conversation_id as "conversationId", f.proposer_agent_id as "proposerAgentId", f.agent_ids as "agentIds", f.name, f.purpose, f.project_boundary as "projectBoundary", f.duration_hours as "durationHours", f.held_messages as "heldMessages", f.created_at as "createdAt", f.expires_at as "expiresAt", f.decided_at as "decidedAt" from posthorn_api.list_proposals(${names}) f`, values);
+  return rows;
+}
+
+export interface ListPushSubscriptionsRow {
+  endpointHash: Buffer;
+  isMine: boolean;
+}
+/** The owner's browsers that are notified of requests, by the hash of their addresses, and which is that of this session. */
+export async function listPushSubscriptions(db: Queryable, p: { credential: Buffer }): Promise<ListPushSubscriptionsRow[]> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f.endpoint_hash as "endpointHash", f.is_mine as "isMine" from posthorn_api.list_push_subscriptions(${names}) f`, values);
   return rows;
 }
 
@@ -733,7 +907,7 @@ export async function mintChildConnection(db: Queryable, p: { credential: Buffer
     ['p_credential_hash', 'bytea', p.credentialHash],
     ['p_expires_at', 'timestamptz', p.expiresAt],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.mint_child_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.mint_child_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -745,7 +919,7 @@ export interface OpenStreamRow {
   epoch: number;
   expiresInMs: number | null;
 }
-/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
+/** Takes one of the connection's slots for a stream over these agents (none: the one it acts as; the nil UUID: the owner's log, for a session); answers where each agent's log begins and ends. Raises stream_limit and what is wrong with the caller. */
 export async function openStream(db: Queryable, p: { credential: Buffer; streamId: string; podId: string; agentIds: (string | null)[]; succeeds?: string | null }): Promise<OpenStreamRow[]> {
   const { names, values } = bind([
     ['p_credential', 'bytea', p.credential],
@@ -796,7 +970,7 @@ export async function pairDevice(db: Queryable, p: { credential: Buffer; label: 
     ['p_scopes', 'text[]', p.scopes],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.pair_device(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.pair_device(${names}) f`, values);
   return rows[0];
 }
 
@@ -897,8 +1071,9 @@ export interface ReadEventsRow {
   conversationId: string | null;
   messageIds: string[] | null;
   pendingCount: number | null;
+  agentIds: string[] | null;
 }
-/** The next events of many agents' logs, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
+/** The next events of many logs, of agents or of owners, each after its sequence number; one row with a problem where the reader may not. Nothing where there is nothing. */
 export async function readEvents(db: Queryable, p: { credentials: (Buffer | null)[]; agentIds: (string | null)[]; after: (number | null)[]; limit: number }): Promise<ReadEventsRow[]> {
   const { names, values } = bind([
     ['p_credentials', 'bytea[]', p.credentials],
@@ -906,7 +1081,7 @@ export async function readEvents(db: Queryable, p: { credentials: (Buffer | null
     ['p_after', 'int8[]', p.after],
     ['p_limit', 'int4', p.limit],
   ]);
-  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount" from posthorn_api.read_events(${names}) f`, values);
+  const { rows } = await db.query(`select f.item, f.problem, f.seq, f.kind, f.subject_id as "subjectId", f.state, f.occurred_at as "occurredAt", f.group_id as "groupId", f.conversation_id as "conversationId", f.message_ids as "messageIds", f.pending_count as "pendingCount", f.agent_ids as "agentIds" from posthorn_api.read_events(${names}) f`, values);
   return rows;
 }
 
@@ -973,6 +1148,18 @@ export async function recordAttempts(db: Queryable, p: { webhookIds: (string | n
   return rows;
 }
 
+/** Records how a push went, by the status of the answer (null: none). A browser that is gone is forgotten; a push service that is busy or away is asked again up to four times, after half a minute and longer, or as long as it says. */
+export async function recordPush(db: Queryable, p: { ownerId: string; subscriptionId: string; requests: number; httpStatus: number | null; retryAfterSeconds: number | null }): Promise<void> {
+  const { names, values } = bind([
+    ['p_owner_id', 'uuid', p.ownerId],
+    ['p_subscription_id', 'uuid', p.subscriptionId],
+    ['p_requests', 'int4', p.requests],
+    ['p_http_status', 'int4', p.httpStatus],
+    ['p_retry_after_seconds', 'int4', p.retryAfterSeconds],
+  ]);
+  await db.query(`select true from posthorn_api.record_push(${names}) f`, values);
+}
+
 /** Sends a delivery again, whatever became of it. */
 export async function redeliver(db: Queryable, p: { credential: Buffer; deliveryId: string; agentId?: string | null }): Promise<DeliveryView> {
   const { names, values } = bind([
@@ -1005,6 +1192,33 @@ export async function registerAgent(db: Queryable, p: { credential: Buffer; inst
   ]);
   const { rows } = await db.query(`select f.id, f.label, f.runtime, f.runtime_version as "runtimeVersion", f.origin_kind as "originKind", f.device_id as "deviceId", f.device_label as "deviceLabel", f.installation, f.created_at as "createdAt", f.revoked_at as "revokedAt", f.presence_kind as "presenceKind", f.client_id as "clientId", f.shared_group_ids as "sharedGroupIds" from posthorn_api.register_agent(${names}) f`, values);
   return rows[0];
+}
+
+/** Unties an account; sessions that it began go on. Raises not_found. */
+export async function removeOpenidAccount(db: Queryable, p: { credential: Buffer; accountId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_account_id', 'uuid', p.accountId],
+  ]);
+  await db.query(`select true from posthorn_api.remove_openid_account(${names}) f`, values);
+}
+
+/** Ends a passkey for good; sessions that it began go on. Raises not_found. */
+export async function removePasskey(db: Queryable, p: { credential: Buffer; passkeyId: string }): Promise<void> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+    ['p_passkey_id', 'uuid', p.passkeyId],
+  ]);
+  await db.query(`select true from posthorn_api.remove_passkey(${names}) f`, values);
+}
+
+/** The browser of this session is notified no more; answers whether it was. */
+export async function removePushSubscription(db: Queryable, p: { credential: Buffer }): Promise<boolean> {
+  const { names, values } = bind([
+    ['p_credential', 'bytea', p.credential],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.remove_push_subscription(${names}) f`, values);
+  return rows[0].value;
 }
 
 /** Deletes the agent's endpoint and its deliveries; answers whether there was one. */
@@ -1089,7 +1303,7 @@ export async function revokeConnection(db: Queryable, p: { credential: Buffer; c
     ['p_credential', 'bytea', p.credential],
     ['p_connection_id', 'uuid', p.connectionId],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.revoke_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.revoke_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -1139,7 +1353,7 @@ export async function rotateConnection(db: Queryable, p: { credential: Buffer; c
     ['p_connection_id', 'uuid', p.connectionId],
     ['p_credential_hash', 'bytea', p.credentialHash],
   ]);
-  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost" from posthorn_api.rotate_connection(${names}) f`, values);
+  const { rows } = await db.query(`select f.id, f.kind, f.label, f.scopes, f.parent_connection_id as "parentConnectionId", f.agent_id as "agentId", f.created_at as "createdAt", f.expires_at as "expiresAt", f.last_used_at as "lastUsedAt", f.revoked_at as "revokedAt", f.client_id as "clientId", f.client_host as "clientHost", f.ended_at as "endedAt" from posthorn_api.rotate_connection(${names}) f`, values);
   return rows[0];
 }
 
@@ -1250,6 +1464,39 @@ export async function touchConnections(db: Queryable, p: { credentials: (Buffer 
     ['p_credentials', 'bytea[]', p.credentials],
   ]);
   const { rows } = await db.query(`select f as value from posthorn_api.touch_connections(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of an account that a pod has seen an ID token of: signed_in. Otherwise expired for a state that this browser was not given or has used, not_found for an account that nobody has tied, and after too many of those from one bucket of addresses rate_limited. The pod is believed that the token was good; that somebody may be named at all, the keyed hash proves. */
+export async function useOpenidAccount(db: Queryable, p: { stateHash: Buffer; browserHash: Buffer; subjectHash: Buffer; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_state_hash', 'bytea', p.stateHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_subject_hash', 'bytea', p.subjectHash],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_openid_account(${names}) f`, values);
+  return rows[0].value;
+}
+
+/** Makes a session of a passkey's answer to this browser's challenge, which is used up: signed_in. Otherwise not_found, also where the passkey's counter went back, and after too many of those from one bucket of addresses rate_limited. The pod is believed that the signature was good (p_is_valid); whose passkey it is, the user handle proves. */
+export async function usePasskey(db: Queryable, p: { challengeHash: Buffer; browserHash: Buffer; handleHash: Buffer; credentialId: Buffer; isValid: boolean; signCount: number; sessionHash: Buffer; label: string; bucket: number; replaces?: Buffer | null }): Promise<string> {
+  const { names, values } = bind([
+    ['p_challenge_hash', 'bytea', p.challengeHash],
+    ['p_browser_hash', 'bytea', p.browserHash],
+    ['p_handle_hash', 'bytea', p.handleHash],
+    ['p_credential_id', 'bytea', p.credentialId],
+    ['p_is_valid', 'bool', p.isValid],
+    ['p_sign_count', 'int8', p.signCount],
+    ['p_session_hash', 'bytea', p.sessionHash],
+    ['p_label', 'text', p.label],
+    ['p_bucket', 'int4', p.bucket],
+    ['p_replaces', 'bytea', p.replaces],
+  ]);
+  const { rows } = await db.query(`select f as value from posthorn_api.use_passkey(${names}) f`, values);
   return rows[0].value;
 }
 

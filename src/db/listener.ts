@@ -20,7 +20,7 @@ export type ListenerProblem = 'unreachable' | 'standby' | 'deaf';
 export interface Listener {
   /** Calls back whenever this mailbox may have changed; returns how to stop. */
   subscribe(wakeNumber: number, onWake: () => void): () => void;
-  /** Calls back with the id of a stream that may have been replaced; returns how to stop. */
+  /** Calls back with the id of a stream that may have been replaced, or with `*` for any of them; returns how to stop. */
   subscribeStreams(onStream: (streamId: string) => void): () => void;
   /** Whether the subscription was proved to live within the last heartbeat. */
   isListening(): boolean;
@@ -111,6 +111,7 @@ export function createListener(options: {
         if (!stop.aborted && !isListening) {
           become(true, null);
           wakeAll(); // what was said while nobody listened
+          for (const onStream of streamSubscribers) onStream('*');
         }
         await wait(HEARTBEAT_MS, undefined, { signal: stop }).catch(() => {});
       }

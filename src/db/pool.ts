@@ -46,9 +46,24 @@ export function createPool(options: { url: string; role?: string; max: number; q
   pool.on('connect', (client) => client.on('error', () => {}));
   // The driver's own pool.query throws a connection away after every SQL error, so that refusals, which
   // are ordinary here, would cost a new connection each.
-  pool.query = ((text: string, values?: unknown[]) =>
-    inCallSpan(text, () => withClient(pool, (client) => client.query(text, values)))) as typeof pool.query;
+  pool.query = ((text: string, values?: unknown[]) => {
+    const ask = () => withClient(pool, (client) => client.query(text, values));
+    return inCallSpan(text, () =>
+      ask().catch((error) => {
+        if (metRebuild(error)) return ask();
+        throw error;
+      }),
+    );
+  }) as typeof pool.query;
   return pool;
+}
+
+/**
+ * A call that waits while the functions are exchanged goes on with types that are gone. It is a transaction of its own,
+ * so that nothing was done, and the next try finds the new ones.
+ */
+function metRebuild(error: unknown): boolean {
+  return error instanceof pg.DatabaseError && error.code === 'XX000' && error.message.startsWith('cache lookup failed');
 }
 
 /** A call of one of our functions is a span of the function's name; what else is asked is none. */
@@ -126,10 +141,17 @@ const DRIVER_CONNECTION_MESSAGES = [
 
 /**
  * Connection exceptions (08, where poolers put theirs too), too many connections, shutdowns and crashes,
- * and a read-only server: after a failover that is the old primary.
+ * and a read-only server: after a failover that is the old primary. 55000 is what a standby says to our question for its
+ * place in the log; a connection that was led there must not outlive the mistake.
  */
 function isUnavailableState(sqlstate: string): boolean {
-  return sqlstate.startsWith('08') || sqlstate.startsWith('57P') || sqlstate === '53300' || sqlstate === '25006';
+  return (
+    sqlstate.startsWith('08') ||
+    sqlstate.startsWith('57P') ||
+    sqlstate === '53300' ||
+    sqlstate === '25006' ||
+    sqlstate === '55000'
+  );
 }
 
 /** A statement that the server itself refused leaves the connection as good as before; a cancelled one is not trusted. */

@@ -6,6 +6,7 @@ import { createGroupCommit } from '../db/group-commit.ts';
 import type { Listener } from '../db/listener.ts';
 import { PosthornError } from '../errors.ts';
 import { metrics } from '../metrics.ts';
+import type { InboxSnapshot } from './event-content.ts';
 import { decodeEventId, encodePlace, encodeStreamId, nameSet } from './event-id.ts';
 import { createFeeds, EVENTS_PER_READ, type Feed, type FeedEvent } from './feeds.ts';
 
@@ -57,19 +58,12 @@ export interface Outlet {
   end(reason: CloseReason, retryMs: number): void;
 }
 
-export interface InboxSnapshot {
-  agent_id: string;
-  pending_count: number;
-  message_ids: string[];
-  proposal_ids: string[];
-}
-
 export interface StreamHub {
   /**
-   * Opens an event stream over some of the caller's agents, at the place of `lastEventId` or from a snapshot. Nothing is
+   * Opens an event stream over some of the caller's agents, or over the owner's log, at the place of `lastEventId` or from a snapshot. Nothing is
    * written to the outlet if this throws.
    *
-   * @param options.agentIds as named by the caller; none for a connection that acts as one
+   * @param options.agentIds as named by the caller; none for a connection that acts as one, OWNER_LOG for a session
    * @throws refusals of the database, stream_limit among them; `unavailable` while the pod stops
    */
   open(options: {
@@ -98,7 +92,7 @@ interface Stream {
   beat: number;
   missedBeats: number;
   isCatchingUp: boolean;
-  /** By this machine's clock, in milliseconds. */
+  /** In milliseconds, by a clock that nobody sets. */
   expiresAt: number | null;
   expiry: NodeJS.Timeout | undefined;
 }
@@ -140,6 +134,8 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
     setInterval(sweep, SWEEP_MS),
   ];
   const stopListening = listener.subscribeStreams((id) => {
+    // some may have been replaced unheard; or the database crashed, which frees their slots for others
+    if (id === '*') return void renew([...streams.values()]);
     const stream = streams.get(id);
     if (stream) void renew([stream], 'replaced');
   });
@@ -170,7 +166,7 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
       beat: streams.size % BEATS,
       missedBeats: 0,
       isCatchingUp: false,
-      expiresAt: expiresInMs === null ? null : Date.now() + expiresInMs,
+      expiresAt: expiresInMs === null ? null : performance.now() + expiresInMs,
       expiry: undefined,
     };
     streams.set(id, stream);
@@ -327,7 +323,8 @@ export function createStreamHub({ pool, listener, credentialUse }: HubServices):
   /** Looks when its credential ends. The database says whether it is over, since its clock counts and not ours. */
   function watchExpiry(stream: Stream): void {
     if (stream.expiresAt === null || !streams.has(stream.id)) return;
-    const left = stream.expiresAt - Date.now();
+    const left = stream.expiresAt - performance.now();
+    if (left < -RENEW_MS) return; // it was used meanwhile, which moved its end: the next renewals see that one
     stream.expiry = setTimeout(
       () => {
         if (left <= MAX_TIMER_MS) void renew([stream]);
@@ -361,5 +358,5 @@ function spread(): number {
 
 function reasonOf(problem: string, { expiresAt }: Stream): CloseReason {
   if (problem === 'owner_suspended') return 'suspended';
-  return expiresAt !== null && expiresAt <= Date.now() ? 'expired' : 'revoked';
+  return expiresAt !== null && expiresAt <= performance.now() ? 'expired' : 'revoked';
 }

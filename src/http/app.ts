@@ -11,7 +11,7 @@ import type { Services } from '../operations/operation.ts';
 import { challenge } from '../request/bearer.ts';
 import { inSpan, ROOT_CONTEXT, SpanKind, SpanStatusCode } from '../tracing.ts';
 import { DOCS_CSS, docsPage } from './docs-page.ts';
-import type { EventStreamDoor } from './event-stream-route.ts';
+import { AGENT_STREAM_PATH, type EventStreamDoor } from './event-stream-route.ts';
 import { openApiDocument } from './openapi.ts';
 import { operationRoute, presentedBearer } from './operation-route.ts';
 import { ownerRoutes } from './owner-routes.ts';
@@ -56,7 +56,7 @@ function createApp(options: AppOptions): Koa {
   app.use(securityHeaders());
   app.use(serviceRoutes(options));
   app.use(messagingRoutes(options));
-  app.use(ownerRoutes(options.services, options.draining));
+  app.use(ownerRoutes(options.services, options.draining, options.events));
   app.use(options.web);
   app.use(options.oauth);
   app.use(unknownPath);
@@ -131,6 +131,7 @@ function securityHeaders(): Middleware {
         styleSrc: ["'self'"],
         imgSrc: ["'self'"],
         connectSrc: ["'self'"],
+        manifestSrc: ["'self'"],
         baseUri: ["'none'"],
         formAction: ["'self'"],
         frameAncestors: ["'none'"],
@@ -191,7 +192,7 @@ function messagingRoutes({ services, draining, mcp, events }: AppOptions): Middl
         operationRoute(operation, services, draining, presentedBearer) as never,
       );
   }
-  router.register(`${BASE_PATH}/events`, ['get', 'head', 'options'], events.route as never);
+  router.register(AGENT_STREAM_PATH, ['get', 'head', 'options'], events.route as never);
   router.all(['/mcp', '/mcp/'], mcp as never);
   return router.routes() as unknown as Middleware;
 }

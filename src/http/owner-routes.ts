@@ -4,23 +4,20 @@ import type { Context, Middleware, Next } from 'koa';
 import { writeAccount } from '../db/account-export.ts';
 import { ownerSettings } from '../db/functions.ts';
 import { withClient } from '../db/pool.ts';
-import { PosthornError } from '../errors.ts';
 import type { Services } from '../operations/operation.ts';
 import { OWNER_OPERATIONS } from '../operations/owner.ts';
-import { readBearer } from '../request/bearer.ts';
-import { readSession, requireOwnSite } from '../request/session.ts';
+import { requireOwnSite, requireSession } from '../request/session.ts';
+import { type EventStreamDoor, OWNER_STREAM_PATH } from './event-stream-route.ts';
 import { operationRoute, type Presented } from './operation-route.ts';
 
 const OWNER_PATH = '/owner/v1';
 
 /** /owner/v1: what the owner does, with the session of a browser alone, and never at the wish of another site. */
-export function ownerRoutes(services: Services, draining: AbortSignal): Middleware {
+export function ownerRoutes(services: Services, draining: AbortSignal, events: EventStreamDoor): Middleware {
   const router = new Router();
   const presentedSession: Presented = (ctx) => {
-    const session = readSession(ctx, services.publicUrl);
-    // whatever a token stands for, it is no person at a browser
-    if (!session) throw new PosthornError(readBearer(ctx.req) ? 'person_required' : 'unauthorized');
-    return { credential: session.credential, explain: (thrown) => thrown };
+    const { credential } = requireSession(ctx.req, services.publicUrl);
+    return { credential, explain: (thrown) => thrown };
   };
 
   async function refuseOtherSites(ctx: Context, next: Next): Promise<void> {
@@ -29,6 +26,7 @@ export function ownerRoutes(services: Services, draining: AbortSignal): Middlewa
     await next();
   }
 
+  router.register(OWNER_STREAM_PATH, ['get', 'head', 'options'], events.route as never);
   router.use(OWNER_PATH, refuseOtherSites as never);
   for (const operation of OWNER_OPERATIONS) {
     const endpoint = operationRoute(operation, services, draining, presentedSession);

@@ -1,6 +1,7 @@
 import type { ServerResponse } from 'node:http';
 import type { Writable } from 'node:stream';
-import type { CloseReason, InboxSnapshot, Outlet } from '../events/stream-hub.ts';
+import { type InboxSnapshot, snapshotContent } from '../events/event-content.ts';
+import type { CloseReason, Outlet } from '../events/stream-hub.ts';
 
 /** How long a reader may take to read the farewell, in milliseconds. */
 const LINGER_MS = 5_000;
@@ -41,7 +42,7 @@ export class SseOutlet implements Outlet {
   }
 
   snapshot(id: string, agents: InboxSnapshot[]): void {
-    const data = agents.length === 1 ? agents[0]! : { agents };
+    const data = agents.length === 1 ? snapshotContent(agents[0]!) : { agents };
     this.write(`id: ${id}\nevent: snapshot\ndata: ${JSON.stringify(data)}\n\n`);
   }
 

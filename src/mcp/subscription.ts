@@ -1,6 +1,7 @@
 import type { ServerResponse } from 'node:http';
 import { InMemoryServerEventBus } from '@modelcontextprotocol/server';
-import type { CloseReason, InboxSnapshot, Outlet } from '../events/stream-hub.ts';
+import type { InboxSnapshot } from '../events/event-content.ts';
+import type { CloseReason, Outlet } from '../events/stream-hub.ts';
 import { addressesOf } from './inbox-resource.ts';
 
 /** What changes an inbox; receipts of what an agent sent do not. */

@@ -1,4 +1,3 @@
-import { once } from 'node:events';
 import net from 'node:net';
 import tls from 'node:tls';
 import { Client, type Dispatcher, errors } from 'undici';
@@ -65,6 +64,9 @@ export interface Egress {
 /** Room for a few cookies and policies; 3,000 headers are an attack. */
 const MAX_HEADER_BYTES = 16_384;
 
+/** For what an attempt that is over leaves open. Made once: each new error pays for its stack. */
+const OVER = new EgressError('connection');
+
 /** A body that nobody wants may still end by itself within so much time and size: then no receiver sees a reset. */
 const DISCARD_MS = 50;
 const DISCARD_BYTES = 65_536;
@@ -116,7 +118,7 @@ export function createEgress(options: { allow: AllowList; resolve?: Resolver }):
       } finally {
         clearTimeout(timer);
         underWay.delete(cutting);
-        cutting.abort(new EgressError('connection'));
+        cutting.abort(OVER); // whatever is left of it
       }
     },
     async close() {
@@ -158,15 +160,16 @@ function closeWith(signal: AbortSignal, socket: net.Socket): void {
   signal.addEventListener('abort', () => socket.destroy(), { once: true });
 }
 
-async function ready(socket: net.Socket, event: string, failure: EgressFailure): Promise<void> {
-  const gone = new AbortController();
-  socket.once('close', () => gone.abort());
-  try {
-    await once(socket, event, { signal: gone.signal });
-  } catch (error) {
-    const { code } = error as { code?: string };
-    throw new EgressError(failure, code === 'ABORT_ERR' ? undefined : code);
-  }
+function ready(socket: net.Socket, event: string, failure: EgressFailure): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const fail = (error?: NodeJS.ErrnoException | false) =>
+      reject(new EgressError(failure, (error || undefined)?.code));
+    socket.once('error', fail).once('close', fail);
+    socket.once(event, () => {
+      socket.off('error', fail).off('close', fail);
+      resolve();
+    });
+  });
 }
 
 /** Sends the request and takes what is wanted of the answer. */

@@ -103,7 +103,7 @@ export function createOAuth(options: OAuthOptions): Middleware {
       pool: services.pool,
       secrets: await loadServerSecrets(services.pool, options.openRing),
       egress: options.egress,
-      sessionCredential: () => readSession(answering.getStore()!, services.publicUrl)?.credential,
+      sessionCredential: () => readSession(answering.getStore()!.req, services.publicUrl)?.credential,
       pages: { ...pages, enterCode: showCodePage },
     });
     provider.on('server_error', (_ctx, err) => {

@@ -81,3 +81,5 @@ export function decodeCursor(kind: string, cursor: string | undefined, isPlace: 
 
 export const UUID_PLACE = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 export const NUMBER_PLACE = /^\d{1,15}$/;
+/** In a list of the owner, which begins with what is current and goes on with what is past. */
+export const PART_AND_UUID_PLACE = /^(current|past) [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;

@@ -6,6 +6,7 @@ import type { Listener } from '../db/listener.ts';
 import type { ReceiptLane } from '../db/receipt-lane.ts';
 import type { SendLane } from '../db/send-lane.ts';
 import type { AllowList } from '../net/allow-list.ts';
+import type { OpenIdProvider } from '../openid/provider.ts';
 
 /** What an operation works with: one set per pod. */
 export interface Services {
@@ -16,8 +17,12 @@ export interface Services {
   listener: Listener;
   /** Told of each credential that was good for a call. */
   credentialUse: CredentialUse;
-  /** Where webhooks may go besides public HTTPS. */
+  /** Where webhooks and pushes may go besides public HTTPS. */
   webhookAllow: AllowList;
+  /** What push services know this server by; browsers are told when they ask to be notified. */
+  pushPublicKey: () => Promise<string>;
+  /** Where owners may sign in besides; undefined where the operator has none. */
+  openid: OpenIdProvider | undefined;
   /** Where people and agents reach this server, without a slash at the end. */
   publicUrl: string;
 }

@@ -25,8 +25,20 @@ import {
   rotateConnection,
 } from '../db/functions.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
-import { id, line, paragraph, time } from './fields.ts';
+import {
+  decodeCursor,
+  encodeCursor,
+  id,
+  line,
+  PART_AND_UUID_PLACE,
+  pageAfter,
+  pageLimit,
+  paragraph,
+  time,
+} from './fields.ts';
 import { defineOwnerOperation, type OwnerOperation } from './operation.ts';
+import { addPush, removePush } from './pushes.ts';
+import { SIGN_IN_OPERATIONS } from './sign-in.ts';
 import {
   Connection,
   connectionView,
@@ -44,6 +56,30 @@ import {
 
 const hours = () => z.int().min(1).max(720).optional().describe('How long, in hours');
 const byId = z.strictObject({ id: id() });
+
+const page = { limit: pageLimit(50), after: pageAfter() };
+const nextCursor = () => z.string().nullable();
+
+/**
+ * One page of a list of the owner.
+ *
+ * @param kind of the cursor: one given for another list is refused
+ * @param list reads rows of the database, current ones first, behind a place
+ * @param isCurrent in which part a row stands, as the database saw it
+ * @throws PosthornError invalid_cursor
+ */
+async function readPage<Row extends { id: string }>(
+  kind: string,
+  { limit, after }: { limit: number; after?: string | undefined },
+  list: (place: { limit: number; after: string | undefined; inPast: boolean }) => Promise<Row[]>,
+  isCurrent: (row: Row) => boolean,
+): Promise<{ rows: Row[]; next_cursor: string | null }> {
+  const [part, afterId] = decodeCursor(kind, after, PART_AND_UUID_PLACE)?.split(' ') ?? [];
+  const found = await list({ limit: limit + 1, after: afterId, inPast: part === 'past' });
+  const rows = found.slice(0, limit);
+  const last = found.length > limit ? rows.at(-1)! : undefined;
+  return { rows, next_cursor: last ? encodeCursor(kind, `${isCurrent(last) ? 'current' : 'past'} ${last.id}`) : null };
+}
 
 const Settings = z.object({
   id: id(),
@@ -65,17 +101,24 @@ function settingsView([row]: OwnerSettingsRow[]): z.infer<typeof Settings> {
 
 /** Every operation of /owner/v1. */
 export const OWNER_OPERATIONS: OwnerOperation[] = [
+  ...SIGN_IN_OPERATIONS,
   defineOwnerOperation({
     name: 'list_owner_proposals',
     title: 'List requests',
-    description: 'What waits for the owner, the most urgent first, then what was decided in the last 7 days.',
+    description:
+      'What waits for the owner, the longest first, then what was decided in the last 7 days, the latest first.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/proposals' }],
-    input: z.strictObject({ pending: z.enum(['true', 'false']).default('false') }),
-    output: z.object({ proposals: z.array(Proposal) }),
-    async run({ pool }, { credential }, { pending }) {
-      const rows = await listOwnerProposals(pool, { credential, pendingOnly: pending === 'true' });
-      return { proposals: rows.map(proposalView) };
+    input: z.strictObject({ pending: z.enum(['true', 'false']).default('false'), ...page }),
+    output: z.object({ proposals: z.array(Proposal), next_cursor: nextCursor() }),
+    async run({ pool }, { credential }, { pending, ...asked }) {
+      const { rows, next_cursor } = await readPage(
+        'owner_proposals',
+        asked,
+        (place) => listOwnerProposals(pool, { credential, ...place, currentOnly: pending === 'true' }),
+        ({ state }) => state === 'pending',
+      );
+      return { proposals: rows.map(proposalView), next_cursor };
     },
   }),
   defineOwnerOperation({
@@ -117,13 +160,19 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
   defineOwnerOperation({
     name: 'list_owner_groups',
     title: 'List collaborations',
-    description: 'Every collaboration, ended ones too.',
+    description: 'Active collaborations, then those that ended, the latest first.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/groups' }],
-    input: z.strictObject({}),
-    output: z.object({ groups: z.array(Group) }),
-    async run({ pool }, { credential }) {
-      return { groups: (await listOwnerGroups(pool, { credential })).map(groupView) };
+    input: z.strictObject(page),
+    output: z.object({ groups: z.array(Group), next_cursor: nextCursor() }),
+    async run({ pool }, { credential }, asked) {
+      const { rows, next_cursor } = await readPage(
+        'owner_groups',
+        asked,
+        (place) => listOwnerGroups(pool, { credential, ...place }),
+        ({ state }) => state === 'active',
+      );
+      return { groups: rows.map(groupView), next_cursor };
     },
   }),
   defineOwnerOperation({
@@ -174,13 +223,19 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
   defineOwnerOperation({
     name: 'list_owner_agents',
     title: 'List agents',
-    description: 'Every agent, revoked ones too.',
+    description: 'Agents, then those that were revoked, the latest first.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/agents' }],
-    input: z.strictObject({}),
-    output: z.object({ agents: z.array(OwnerAgent) }),
-    async run({ pool }, { credential }) {
-      return { agents: (await listOwnerAgents(pool, { credential })).map(ownerAgentView) };
+    input: z.strictObject(page),
+    output: z.object({ agents: z.array(OwnerAgent), next_cursor: nextCursor() }),
+    async run({ pool }, { credential }, asked) {
+      const { rows, next_cursor } = await readPage(
+        'owner_agents',
+        asked,
+        (place) => listOwnerAgents(pool, { credential, ...place }),
+        ({ revokedAt }) => revokedAt === null,
+      );
+      return { agents: rows.map(ownerAgentView), next_cursor };
     },
   }),
   defineOwnerOperation({
@@ -210,13 +265,19 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
   defineOwnerOperation({
     name: 'list_connections',
     title: 'List connections',
-    description: 'Every app, device, token and session, revoked ones too.',
+    description: 'Apps, devices, tokens and sessions, then those that ended, the latest first.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/connections' }],
-    input: z.strictObject({}),
-    output: z.object({ connections: z.array(Connection) }),
-    async run({ pool }, { credential }) {
-      return { connections: (await listConnections(pool, { credential })).map(connectionView) };
+    input: z.strictObject(page),
+    output: z.object({ connections: z.array(Connection), next_cursor: nextCursor() }),
+    async run({ pool }, { credential }, asked) {
+      const { rows, next_cursor } = await readPage(
+        'owner_connections',
+        asked,
+        (place) => listConnections(pool, { credential, ...place }),
+        ({ endedAt }) => endedAt === null,
+      );
+      return { connections: rows.map(connectionView), next_cursor };
     },
   }),
   defineOwnerOperation({
@@ -276,10 +337,16 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
     description: 'Where agents are woken: hosts and health.',
     effect: 'reads',
     routes: [{ method: 'GET', path: '/webhooks' }],
-    input: z.strictObject({}),
-    output: z.object({ webhooks: z.array(OwnerWebhook) }),
-    async run({ pool }, { credential }) {
-      return { webhooks: (await listOwnerWebhooks(pool, { credential })).map(ownerWebhookView) };
+    input: z.strictObject(page),
+    output: z.object({ webhooks: z.array(OwnerWebhook), next_cursor: nextCursor() }),
+    async run({ pool }, { credential }, asked) {
+      const { rows, next_cursor } = await readPage(
+        'owner_webhooks',
+        asked,
+        ({ limit, after }) => listOwnerWebhooks(pool, { credential, limit, after }),
+        () => true,
+      );
+      return { webhooks: rows.map(ownerWebhookView), next_cursor };
     },
   }),
   defineOwnerOperation({
@@ -332,6 +399,8 @@ export const OWNER_OPERATIONS: OwnerOperation[] = [
       return settingsView(await changeOwnerSettings(pool, { credential, ...given }));
     },
   }),
+  addPush,
+  removePush,
   defineOwnerOperation({
     name: 'delete_account',
     title: 'Delete the account',

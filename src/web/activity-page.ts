@@ -2,37 +2,42 @@ import {
   type ListActsRow,
   listActs,
   listConnections,
+  listOpenidAccounts,
   listOwnerAgents,
   listOwnerGroups,
   listOwnerProposals,
+  listPasskeys,
   mailHistory,
 } from '../db/functions.ts';
 import { barChart } from './charts.ts';
 import { type Html, html } from './html.ts';
+import { olderPage } from './older-links.ts';
 import type { Reader } from './reader.ts';
 import { listInWords, spanInWords, when } from './words.ts';
 
-const PAGE_SIZE = 50;
 const HOURS = 24;
 
 /** What was done and how the mail goes: who, what and when, and never what was said. */
-export async function activityPage(reader: Reader, before: string | undefined): Promise<Html> {
+export async function activityPage(reader: Reader): Promise<Html> {
   const { pool, credential, now } = reader;
-  const acts = await listActs(pool, { credential, before, limit: PAGE_SIZE + 1 });
-  const shown = acts.slice(0, PAGE_SIZE);
+  const acts = await olderPage(
+    reader,
+    'before',
+    '/owner/activity#log',
+    ({ after, limit }) => listActs(pool, { credential, before: after, limit }),
+    ({ entryId }) => entryId,
+  );
   const names = await namesOfSubjects(reader);
-  return html`${before === undefined && (await mailCharts(reader))}
+  return html`${!acts.isContinued && (await mailCharts(reader))}
 <section class="stack" id="log" aria-labelledby="log-title">
 <h2 id="log-title">Log</h2>
 <p class="lead">Who did what, and when. Nothing that agents said to each other is in it.</p>
 ${
-  shown.length === 0
+  acts.rows.length === 0
     ? html`<div class="empty"><p>There is nothing further back.</p></div>`
-    : html`<ul class="card flat list dense">${shown.map((each) => entry(each, names, now))}</ul>`
+    : html`<ul class="card flat list dense">${acts.rows.map((each) => entry(each, names, now))}</ul>`
 }
-<p class="row apart">${before === undefined ? html`<span></span>` : html`<a href="/owner/activity">The latest</a>`}${
-    acts.length > PAGE_SIZE && html`<a href="/owner/activity?before=${shown.at(-1)!.entryId}">Older</a>`
-  }</p>
+${acts.links}
 </section>`;
 }
 
@@ -61,9 +66,10 @@ async function namesOfSubjects({ pool, credential }: Reader): Promise<Map<string
   const groups = await listOwnerGroups(pool, { credential });
   const connections = await listConnections(pool, { credential });
   const proposals = await listOwnerProposals(pool, { credential });
+  const keys = [...(await listPasskeys(pool, { credential })), ...(await listOpenidAccounts(pool, { credential }))];
   const labels = new Map(agents.map(({ id, label }) => [id, label]));
   return new Map([
-    ...connections.map(({ id, label }): [string, string] => [id, label]),
+    ...[...connections, ...keys].map(({ id, label }): [string, string] => [id, label]),
     ...groups.map(({ id, name }): [string, string] => [id, `“${name}”`]),
     ...proposals.map(({ id, agentIds }): [string, string] => [
       id,
@@ -86,12 +92,21 @@ const ACTS: Record<string, string> = {
   'group.revoke': 'Collaboration ended',
   'link.create': 'Sign-in link made',
   'link.use': 'Signed in by a link',
+  'openid.add': 'Account at the OpenID provider connected',
+  'openid.remove': 'Account at the OpenID provider disconnected',
+  'openid.use': 'Signed in by the OpenID provider',
   'owner.create': 'Account made',
   'owner.settings': 'Settings changed',
+  'passkey.add': 'Passkey added',
+  'passkey.refuse': 'Passkey refused, perhaps a copy: its counter went back',
+  'passkey.remove': 'Passkey removed',
+  'passkey.use': 'Signed in by a passkey',
   'proposal.create': 'Request made',
   'proposal.approve': 'Request approved',
   'proposal.deny': 'Request denied',
   'proposal.lift': 'Denial lifted',
+  'push.add': 'Notifications switched on in a browser',
+  'push.remove': 'Notifications ended in a browser',
 };
 
 function entry(

@@ -10,22 +10,35 @@ import {
 import { act, automaticApproval, durationChoice, graveAct, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
 import { horn } from './icons.ts';
+import { olderPage } from './older-links.ts';
 import type { Reader } from './reader.ts';
 import { talkPicture } from './talk-picture.ts';
 import { count, listInWords, when } from './words.ts';
 
 /** The agents, who may talk to whom, and the collaborations that say so. */
-export async function agentsPage({ pool, credential, formToken, now }: Reader): Promise<Html> {
-  const agents = await listOwnerAgents(pool, { credential });
-  const groups = await listOwnerGroups(pool, { credential });
+export async function agentsPage(reader: Reader): Promise<Html> {
+  const { pool, credential, formToken, now } = reader;
+  const present = await listOwnerAgents(pool, { credential, currentOnly: true });
+  const revoked = await olderPage(
+    reader,
+    'revoked_before',
+    '/owner/agents#revoked',
+    (place) => listOwnerAgents(pool, { credential, inPast: true, ...place }),
+    ({ id }) => id,
+  );
+  const active = await listOwnerGroups(pool, { credential, currentOnly: true });
+  const ended = await olderPage(
+    reader,
+    'before',
+    '/owner/agents#ended',
+    (place) => listOwnerGroups(pool, { credential, inPast: true, ...place }),
+    ({ id }) => id,
+  );
   const webhooks = await listOwnerWebhooks(pool, { credential });
   const webhookOf = (agent: AgentView) => webhooks.find(({ agentId }) => agentId === agent.id);
   const [settings] = await ownerSettings(pool, { credential });
-  const present = agents.filter(({ revokedAt }) => revokedAt === null);
-  const revoked = agents.filter(({ revokedAt }) => revokedAt !== null);
-  const active = groups.filter(({ state }) => state === 'active');
-  const ended = groups.filter(({ state }) => state !== 'active').toSorted(latestEndFirst);
-  const names = new Map(agents.map(({ id, label }) => [id, label]));
+  // who was revoked is in no collaboration any more
+  const names = new Map(present.map(({ id, label }) => [id, label]));
   return html`${
     present.length === 0
       ? html`<div class="empty" id="nobody">${horn(40)}<p><strong>No agent is connected yet.</strong></p>
@@ -54,27 +67,28 @@ ${
 }
 ${newGroup(present, formToken)}
 ${
-  ended.length > 0 &&
-  html`<details id="ended"><summary>Ended (${ended.length})</summary>
-<ul class="card flat list">${ended.slice(0, 50).map((group) => endedGroup(group, names, formToken, now))}</ul></details>`
+  (ended.rows.length > 0 || ended.isContinued) &&
+  html`<details id="ended"${ended.isContinued && html` open`}><summary>Ended</summary>
+<ul class="card flat list">${ended.rows.map((group) => endedGroup(group, names, formToken, now))}</ul>
+${ended.links}</details>`
 }
 </section>`
 }
 ${automaticApproval('/owner/agents/automatic-approval', formToken, settings!.automaticApproval)}
 ${
-  revoked.length > 0 &&
+  (revoked.rows.length > 0 || revoked.isContinued) &&
   html`<section class="stack" id="revoked" aria-labelledby="revoked-title">
 <h2 id="revoked-title">Revoked agents</h2>
-<ul class="card flat list">${revoked.map(
+<ul class="card flat list">${revoked.rows.map(
     (agent) => html`<li id="agent-${agent.id}" class="row apart"><div class="entry"><h3>${agent.label}</h3>
 <p class="quiet">${originOf(agent)} · revoked ${when(agent.revokedAt!, now)}</p></div>
 ${act(`/owner/agents/${agent.id}/restore`, formToken, 'Restore')}</li>`,
   )}</ul>
+${revoked.links}
 </section>`
 }`;
 }
 
-const latestEndFirst = (one: GroupView, other: GroupView) => other.expiresAt.getTime() - one.expiresAt.getTime();
 const groupsOf = (agent: AgentView, groups: GroupView[]) =>
   groups.filter(({ agentIds }) => agentIds.includes(agent.id));
 

@@ -1,17 +1,22 @@
 import { authenticate, type ConnectionView, listConnections } from '../db/functions.ts';
 import { act, copyable, graveAct, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
+import { olderPage } from './older-links.ts';
 import type { Reader } from './reader.ts';
 import { when } from './words.ts';
 
 /** What may act for the owner: apps, machines, tokens and browsers. */
-export async function connectionsPage({ pool, credential, formToken, now }: Reader): Promise<Html> {
-  const connections = await listConnections(pool, { credential });
+export async function connectionsPage(reader: Reader): Promise<Html> {
+  const { pool, credential, formToken, now } = reader;
+  const active = await listConnections(pool, { credential, currentOnly: true });
+  const ended = await olderPage(
+    reader,
+    'before',
+    '/owner/connections#ended',
+    (place) => listConnections(pool, { credential, inPast: true, ...place }),
+    ({ id }) => id,
+  );
   const [own] = await authenticate(pool, { credential });
-  const isActive = ({ revokedAt, expiresAt }: ConnectionView) =>
-    revokedAt === null && (expiresAt === null || expiresAt > now);
-  const active = connections.filter(isActive);
-  const ended = connections.filter((each) => !isActive(each)).toReversed();
   const section = (key: string, title: string, none: Html | string, kinds: string[]) => {
     const entries = active.filter(({ kind }) => kinds.includes(kind));
     return html`<section class="stack" id="${key}" aria-labelledby="${key}-title">
@@ -29,9 +34,9 @@ ${section('tokens', 'Tokens', 'A token is for a script or a service that cannot 
 ${newToken(formToken)}
 ${section('browsers', 'Browsers', '', ['session'])}
 ${
-  ended.length > 0 &&
-  html`<details id="ended"><summary>Ended (${ended.length})</summary>
-<ul class="card flat list">${ended.slice(0, 100).map(
+  (ended.rows.length > 0 || ended.isContinued) &&
+  html`<details id="ended"${ended.isContinued && html` open`}><summary>Ended</summary>
+<ul class="card flat list">${ended.rows.map(
     (
       each,
     ) => html`<li id="connection-${each.id}" class="row apart"><div class="entry"><h3>${each.label}</h3><p class="quiet">${kindOf(each)}</p></div>
@@ -40,7 +45,8 @@ ${
     ? html`<span class="mark off">Ended ${when(each.expiresAt!, now)}</span>`
     : html`<span class="mark bad">Revoked ${when(each.revokedAt, now)}</span>`
 }</li>`,
-  )}</ul></details>`
+  )}</ul>
+${ended.links}</details>`
 }`;
 }
 

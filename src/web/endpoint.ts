@@ -1,29 +1,18 @@
 import Router from '@koa/router';
 import type { Context, Middleware, Next } from 'koa';
 import type { Logger } from 'pino';
-import { hashCredential, makeCredential } from '../crypto/credentials.ts';
-import { sessionOwner, signOut, useSignInLink } from '../db/functions.ts';
+import type { ServerSecrets } from '../crypto/server-secrets.ts';
+import { sessionOwner, signOut } from '../db/functions.ts';
 import { PosthornError, toPosthornError } from '../errors.ts';
 import type { Services } from '../operations/operation.ts';
 import { readForm } from '../request/form-body.ts';
-import {
-  addressBucket,
-  readSession,
-  requireFormToken,
-  requireOwnSite,
-  type Session,
-  writeSession,
-} from '../request/session.ts';
-import { HORN, LIVE_SCRIPT, STYLE } from './assets.ts';
+import { readSession, requireFormToken, requireOwnSite, type Session, writeSession } from '../request/session.ts';
+import { HORN, LIVE_SCRIPT, MANIFEST, PASSKEYS_SCRIPT, PUSH_SCRIPT, PUSH_WORKER, STYLE } from './assets.ts';
 import { ownerPages } from './owner-pages.ts';
 import { go, show } from './responses.ts';
-import { howToSignInPage, refusedPage, signInFailedPage, signInPage } from './sign-in-pages.ts';
-
-/** Where somebody goes on after signing in; only paths that the server itself gave out. */
-const RETURN_COOKIE = 'posthorn_return';
-const RETURN_PATH =
-  /^\/(oauth\/interaction\/[\w-]{1,128}|device(\?user_code=[A-Z-]{1,16})?|owner\/(agents|connections|connect|activity|settings))$/;
-const RETURN_MS = 15 * 60_000;
+import { rememberReturn } from './return-path.ts';
+import { howToSignInPage, refusedPage } from './sign-in-pages.ts';
+import { addSignIn } from './sign-in-routes.ts';
 
 export interface SignedIn extends Session {
   owner: { id: string; label: string };
@@ -42,8 +31,12 @@ export interface Web {
   renderErrors: Middleware;
 }
 
-/** The owner's pages. They hold no rule: what they show and do is the database's to allow. */
-export function createWeb(services: Services, log: Logger): Web {
+/**
+ * The owner's pages. They hold no rule: what they show and do is the database's to allow.
+ *
+ * @param loadSecrets the server's own secrets, for the ways in that need them
+ */
+export function createWeb(services: Services, loadSecrets: () => Promise<ServerSecrets>, log: Logger): Web {
   const router = new Router();
 
   async function renderErrors(ctx: Context, next: Next): Promise<void> {
@@ -60,7 +53,7 @@ export function createWeb(services: Services, log: Logger): Web {
   }
 
   async function requireSignedIn(ctx: Context, returnTo?: string): Promise<SignedIn | null> {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     const [row] = session
       ? await sessionOwner(services.pool, { credential: session.credential }).catch(unlessGone)
       : [];
@@ -68,8 +61,8 @@ export function createWeb(services: Services, log: Logger): Web {
       services.credentialUse.note(session.credential);
       return { ...session, owner: { id: row.ownerId, label: row.label } };
     }
-    if (returnTo !== undefined) rememberReturn(ctx, returnTo);
-    show(ctx, howToSignInPage(returnTo !== undefined));
+    if (returnTo !== undefined) rememberReturn(ctx, services.publicUrl, returnTo);
+    show(ctx, howToSignInPage({ services, isOnTheWay: returnTo !== undefined }));
     return null;
   }
 
@@ -80,47 +73,10 @@ export function createWeb(services: Services, log: Logger): Web {
     return form;
   }
 
-  function rememberReturn(ctx: Context, path: string | null): void {
-    const secure = services.publicUrl.startsWith('https:');
-    const maxAge = path === null ? 0 : RETURN_MS;
-    ctx.cookies.set(RETURN_COOKIE, path, {
-      signed: false,
-      httpOnly: true,
-      sameSite: 'lax',
-      secure,
-      path: '/owner',
-      maxAge,
-    });
-  }
-
-  router.get('/owner/sign-in', (ctx) => {
-    const link = ctx.query.link;
-    show(ctx, typeof link === 'string' ? signInPage(link) : howToSignInPage(false));
-  });
-
-  router.post('/owner/sign-in', async (ctx) => {
-    requireOwnSite(ctx, services.publicUrl);
-    const form = await readForm(ctx.req);
-    const { token, hash } = makeCredential('session');
-    const outcome = await useSignInLink(services.pool, {
-      linkHash: hashCredential(form.get('link') ?? ''),
-      sessionHash: hash,
-      label: 'Web browser',
-      bucket: addressBucket(ctx),
-      replaces: readSession(ctx, services.publicUrl)?.credential,
-    });
-    if (outcome !== 'signed_in') {
-      ctx.status = outcome === 'rate_limited' ? 429 : 404;
-      return show(ctx, signInFailedPage(outcome as 'not_found' | 'rate_limited'));
-    }
-    writeSession(ctx, services.publicUrl, token);
-    const returnTo = ctx.cookies.get(RETURN_COOKIE, { signed: false }) ?? '';
-    rememberReturn(ctx, null);
-    go(ctx, RETURN_PATH.test(returnTo) ? returnTo : '/owner');
-  });
+  addSignIn(router, { services, loadSecrets, web: { requireSignedIn, readOwnForm }, log });
 
   router.post('/owner/sign-out', async (ctx) => {
-    const session = readSession(ctx, services.publicUrl);
+    const session = readSession(ctx.req, services.publicUrl);
     if (!session) return go(ctx, '/owner');
     const form = await readOwnForm(ctx, session);
     const everywhere = form.get('everywhere') === 'yes';
@@ -129,13 +85,20 @@ export function createWeb(services: Services, log: Logger): Web {
     go(ctx, '/owner');
   });
 
-  for (const { path, type, content } of [STYLE, LIVE_SCRIPT, HORN]) {
+  for (const { path, type, content } of [STYLE, LIVE_SCRIPT, PASSKEYS_SCRIPT, PUSH_SCRIPT, HORN, MANIFEST]) {
     router.get(path, (ctx) => {
       ctx.type = type;
       ctx.set('Cache-Control', 'public, max-age=31536000, immutable');
       ctx.body = content;
     });
   }
+
+  router.get(PUSH_WORKER.path, (ctx) => {
+    ctx.type = 'js';
+    ctx.set('Cache-Control', 'no-cache');
+    ctx.set('Content-Security-Policy', "default-src 'none'"); // it loads nothing and asks for nothing
+    ctx.body = PUSH_WORKER.content;
+  });
 
   router.use(ownerPages(services, { requireSignedIn, readOwnForm }) as never);
 

@@ -9,37 +9,52 @@ import {
 import { durationChoice, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
 import { horn } from './icons.ts';
+import { olderPage } from './older-links.ts';
 import type { Reader } from './reader.ts';
 import { count, durationInWords, listInWords, when } from './words.ts';
 
-/** What waits for the owner, and what was decided in the last 7 days. */
-export async function inboxPage({ pool, credential, formToken, now }: Reader): Promise<Html> {
-  const proposals = await listOwnerProposals(pool, { credential });
+/** How often it is asked for, in seconds, while something on it changes of which no event tells the owner. */
+const LIVE_SECONDS = 5;
+
+/**
+ * What waits for the owner, and what was decided in the last 7 days. An owner's event tells of each request; but not of
+ * one more message behind it, how far messages got, or of the agents that it takes.
+ */
+export async function inboxPage(reader: Reader): Promise<{ content: Html; seconds: number | undefined }> {
+  const { pool, credential, formToken, now } = reader;
+  const pending = await listOwnerProposals(pool, { credential, currentOnly: true });
+  const decided = await olderPage(
+    reader,
+    'before',
+    '/owner#decided',
+    (place) => listOwnerProposals(pool, { credential, inPast: true, ...place }),
+    ({ id }) => id,
+  );
   const agents = await listOwnerAgents(pool, { credential });
-  const decided = proposals.filter(({ state }) => state !== 'pending').toSorted(latestFirst);
-  const progress = await requestProgress(pool, { credential, proposalIds: decided.map(({ id }) => id) });
+  const progress = await requestProgress(pool, { credential, proposalIds: decided.rows.map(({ id }) => id) });
   const names = new Map(agents.map(({ id, label }) => [id, label]));
-  const pending = proposals.filter(({ state }) => state === 'pending');
-  return html`<section class="stack" id="pending" aria-label="Requests to decide">
+  const isAtRest = pending.length === 0 && decided.rows.length === 0 && countConnected(agents) >= 2;
+  const content = html`<section class="stack" id="pending" aria-label="Requests to decide">
 ${pending.length === 0 ? nothingWaits(agents) : pending.map((each) => request(each, names, formToken, now))}
 </section>
 ${
-  decided.length > 0 &&
+  (decided.rows.length > 0 || decided.isContinued) &&
   html`<section class="stack" id="decided" aria-labelledby="decided-title">
 <h2 id="decided-title">Decided in the last 7 days</h2>
-<ul class="card flat list">${decided.map((each) => {
+<ul class="card flat list">${decided.rows.map((each) => {
     const row = progress.find(({ proposalId }) => proposalId === each.id);
     return decision(each, row, names, formToken, now);
   })}</ul>
+${decided.links}
 </section>`
 }`;
+  return { content, seconds: isAtRest ? undefined : LIVE_SECONDS };
 }
 
-const latestFirst = (one: ProposalView, other: ProposalView) =>
-  (other.decidedAt?.getTime() ?? 0) - (one.decidedAt?.getTime() ?? 0);
+const countConnected = (agents: AgentView[]) => agents.filter(({ revokedAt }) => revokedAt === null).length;
 
 function nothingWaits(agents: AgentView[]): Html {
-  const connected = agents.filter(({ revokedAt }) => revokedAt === null).length;
+  const connected = countConnected(agents);
   return html`<div class="empty" id="nothing">${horn(40)}
 ${
   connected < 2

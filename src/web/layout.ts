@@ -1,4 +1,4 @@
-import { HORN, LIVE_SCRIPT, STYLE } from './assets.ts';
+import { HORN, LIVE_SCRIPT, MANIFEST, STYLE } from './assets.ts';
 import { type Html, html } from './html.ts';
 import { horn, ICONS } from './icons.ts';
 
@@ -36,8 +36,11 @@ export interface AppPage {
   formToken: string;
   /** How many requests wait for the owner. */
   waiting: number;
-  /** Where the page can be asked for again, and how often, in seconds; none for an answer that is shown once. */
-  live: { path: string; seconds: number } | undefined;
+  /**
+   * Where the page can be asked for again, and how often without being told that something changed, in seconds; none
+   * for an answer that is shown once.
+   */
+  live: { path: string; seconds: number | undefined } | undefined;
   /** What was just done. */
   said?: string | undefined;
   /** What was just refused. */
@@ -50,7 +53,7 @@ export function appPage({ place, title, owner, formToken, waiting, live, said, p
   const requests = waiting === 1 ? '1 request waits for you' : `${waiting} requests wait for you`;
   return document(
     waiting > 0 ? `(${waiting}) ${title}` : title,
-    html`<body${live && html` data-live="${live.path}" data-live-seconds="${live.seconds}"`}>
+    html`<body${live && html` data-live="${live.path}"${live.seconds !== undefined && html` data-live-seconds="${live.seconds}"`}`}>
 <a class="skip" href="#here">Skip to the content</a>
 <div class="app">
 <header class="side">
@@ -92,6 +95,7 @@ function document(title: string, body: Html): string {
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>${title} · Posthorn</title>
 <link rel="icon" type="image/svg+xml" href="${HORN.path}">
+<link rel="manifest" href="${MANIFEST.path}">
 <link rel="stylesheet" href="${STYLE.path}">
 </head>
 ${body}

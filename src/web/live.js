@@ -3,20 +3,26 @@
 
 document.documentElement.classList.add('scripted');
 
-const { live, liveSeconds } = document.body.dataset;
-let version = '';
+const { live } = document.body.dataset;
+/** What a stream of the owner's events says when a page may not be true any more. */
+const NEWS = ['snapshot', 'proposal.created', 'proposal.decided', 'call.updated', 'call.input_required'];
+/** Why a stream ends for good: the page may have to say so. */
+const FINAL = ['revoked', 'expired', 'suspended'];
+/** How often to look, in seconds: as long as no stream tells, and at the most. */
+const TICK = 5;
+/** How long to do without a stream after it was refused, in seconds; half as long again for some, so that all do not come at once. */
+const REFUSED = 30;
 
 /** Asks for the page again, and shows what changed. A session that ended leads to the page that says so. */
 async function refresh() {
   const response = await fetch(live, {
     cache: 'no-store',
     redirect: 'manual',
-    headers: version === '' ? {} : { 'If-None-Match': version },
+    headers: { 'If-None-Match': `"${document.body.dataset.liveVersion}"` },
   });
   if (response.status !== 200) return;
   const wanted = new DOMParser().parseFromString(await response.text(), 'text/html');
   if (wanted.body.dataset.live === undefined) return location.reload();
-  version = response.headers.get('ETag') ?? '';
   document.title = wanted.title;
   morph(document.body, wanted.body);
 }
@@ -72,19 +78,70 @@ function morphChildren(parent, wantedParent) {
   while (place !== null) next().remove();
 }
 
-/** Only while somebody looks, and never twice at once. */
-async function keepFresh() {
-  for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, Number(liveSeconds) * 1000));
-    if (!document.hidden) await refresh().catch(() => {}); // the server is away: the next one will tell
+let isAsking = false;
+let isOutdated = false;
+
+/** Never twice at once: news that comes meanwhile is asked for afterwards. */
+async function catchUp() {
+  isOutdated = true;
+  if (isAsking) return;
+  isAsking = true;
+  while (isOutdated) {
+    isOutdated = false;
+    await refresh().catch(() => {}); // the server is away: the next one will tell
+  }
+  isAsking = false;
+}
+
+let stream = null;
+let refusedUntil = 0;
+
+/**
+ * Hears of changes. A stream that broke off comes back by itself, when the server said it should; one that is refused
+ * (there are eight for a browser) does not, and the page looks instead.
+ */
+function listen() {
+  const opened = new EventSource('/owner/v1/events');
+  stream = opened;
+  for (const kind of NEWS) opened.addEventListener(kind, catchUp);
+  opened.addEventListener('stream.closing', ({ data }) => {
+    if (FINAL.includes(JSON.parse(data).reason)) catchUp();
+  });
+  opened.addEventListener('error', () => {
+    if (opened.readyState !== EventSource.CLOSED || stream !== opened) return;
+    stream = null;
+    refusedUntil = Date.now() + REFUSED * (1000 + Math.random() * 500);
+  });
+}
+
+let waited = 0;
+
+/** What no event tells, such as who is live, or how far messages got, is looked for as often as the page says. */
+function look() {
+  if (document.hidden) return;
+  if (stream === null && Date.now() >= refusedUntil) listen();
+  waited += TICK;
+  const { liveSeconds = 'Infinity' } = document.body.dataset;
+  if (stream?.readyState === EventSource.OPEN && waited < Number(liveSeconds)) return;
+  waited = 0;
+  catchUp();
+}
+
+/** Only while somebody looks. */
+function meetReader() {
+  if (!document.hidden) {
+    catchUp();
+    if (stream === null) listen();
+  } else {
+    stream?.close();
+    stream = null;
   }
 }
 
 if (live !== undefined) {
-  keepFresh();
-  document.addEventListener('visibilitychange', () => {
-    if (!document.hidden) refresh().catch(() => {});
-  });
+  if (!document.hidden) listen();
+  setInterval(look, TICK * 1000);
+  document.addEventListener('visibilitychange', meetReader);
 }
 
 document.addEventListener('click', async ({ target }) => {

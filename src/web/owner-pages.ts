@@ -17,29 +17,35 @@ import { readDuration } from './form-parts.ts';
 import { type Html, html } from './html.ts';
 import { inboxPage } from './inbox-page.ts';
 import { appPage, type Place, page } from './layout.ts';
-import type { Reader } from './reader.ts';
+import { OLDER_LISTS, type OlderList, type Reader } from './reader.ts';
 import { go, show } from './responses.ts';
 import { settingsPage } from './settings-page.ts';
+import { passkeyProblem } from './sign-in-parts.ts';
 
-/** How often a page that somebody looks at asks for itself, in seconds. */
+/** How often a page that somebody looks at asks for itself, in seconds, where it shows what no owner's event tells. */
 const LIVE_SECONDS = 5;
 /** The log and its charts cost more, and are read more slowly. */
 const ACTIVITY_SECONDS = 30;
 
 /** Where each page of the app is, and what is on it. */
-const PAGES: Record<Place, { path: string; title: string; seconds: number; content(reader: Reader): Promise<Html> }> = {
-  inbox: { path: '/owner', title: 'Inbox', seconds: LIVE_SECONDS, content: inboxPage },
-  agents: { path: '/owner/agents', title: 'Agents', seconds: LIVE_SECONDS, content: agentsPage },
-  connections: { path: '/owner/connections', title: 'Connections', seconds: LIVE_SECONDS, content: connectionsPage },
-  connect: { path: '/owner/connect', title: 'Connect an agent', seconds: LIVE_SECONDS, content: connectPage },
-  activity: {
-    path: '/owner/activity',
-    title: 'Activity',
-    seconds: ACTIVITY_SECONDS,
-    content: (reader) => activityPage(reader, undefined),
-  },
-  settings: { path: '/owner/settings', title: 'Settings', seconds: LIVE_SECONDS, content: settingsPage },
+const PAGES: Record<Place, { path: string; title: string; load(reader: Reader): Promise<Loaded> }> = {
+  inbox: { path: '/owner', title: 'Inbox', load: inboxPage },
+  agents: { path: '/owner/agents', title: 'Agents', load: every(LIVE_SECONDS, agentsPage) },
+  connections: { path: '/owner/connections', title: 'Connections', load: every(LIVE_SECONDS, connectionsPage) },
+  connect: { path: '/owner/connect', title: 'Connect an agent', load: every(LIVE_SECONDS, connectPage) },
+  activity: { path: '/owner/activity', title: 'Activity', load: every(ACTIVITY_SECONDS, activityPage) },
+  settings: { path: '/owner/settings', title: 'Settings', load: every(undefined, settingsPage) },
 };
+
+/** What is on a page, and how often it asks for itself. */
+interface Loaded {
+  content: Html;
+  seconds: number | undefined;
+}
+
+function every(seconds: number | undefined, load: (reader: Reader) => Promise<Html>) {
+  return async (reader: Reader): Promise<Loaded> => ({ content: await load(reader), seconds });
+}
 
 /** What is said after an act, by the word that stands in the address. */
 const SAID: Record<string, string> = {
@@ -54,6 +60,9 @@ const SAID: Record<string, string> = {
   stopped: 'Stopped. Nothing more goes there until you say so.',
   goes_on: 'It is used again.',
   changed: 'Changed.',
+  passkey_added: 'Added. From now on it signs you in.',
+  removed: 'Removed.',
+  connected: 'Connected. From now on that account signs you in.',
 };
 
 /** A form of a page: which operation it is, what of the form goes into it, and where one is afterwards. */
@@ -125,6 +134,19 @@ const ACTS: Act[] = [
     place: 'settings',
     said: 'changed',
   },
+  {
+    path: '/settings/passkeys',
+    operation: 'add_passkey',
+    input(form) {
+      const problem = form.get('problem');
+      if (problem) throw new PosthornError('invalid_request', {}, passkeyProblem(problem));
+      return { label: required(form, 'label'), passkey: form.get('passkey') ?? '' };
+    },
+    place: 'settings',
+    said: 'passkey_added',
+  },
+  { path: '/settings/passkeys/:id/remove', operation: 'remove_passkey', place: 'settings', said: 'removed' },
+  { path: '/settings/openid/:id/remove', operation: 'remove_openid_account', place: 'settings', said: 'removed' },
 ];
 
 /** Acts whose answer is a token, which is shown in the answer and nowhere else. */
@@ -153,12 +175,15 @@ const FIELDS: Record<string, string> = {
 export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' | 'readOwnForm'>): Middleware {
   const router = new Router({ prefix: '/owner' });
 
-  const readerOf = ({ credential, formToken }: SignedIn): Reader => ({
+  const readerOf = (ctx: Context, { credential, formToken }: SignedIn): Reader => ({
     pool: services.pool,
     credential,
     formToken,
     publicUrl: services.publicUrl,
+    pushPublicKey: services.pushPublicKey,
+    openidName: services.openid?.name,
     now: new Date(),
+    older: (list) => olderOf(ctx, list),
   });
 
   /** Answers a page of the app. One that can be asked for again is answered in full only if something changed. */
@@ -168,28 +193,25 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
     parts: Pick<Parameters<typeof appPage>[0], 'place' | 'title' | 'live' | 'problem' | 'content'>,
   ): Promise<void> {
     const { pool } = services;
-    const waiting = await listOwnerProposals(pool, { credential: signedIn.credential, pendingOnly: true });
+    const waiting = await listOwnerProposals(pool, { credential: signedIn.credential, currentOnly: true });
     const word = ctx.query.said;
     const said = ctx.method === 'GET' && typeof word === 'string' && Object.hasOwn(SAID, word) ? SAID[word] : undefined;
     const { owner, formToken } = signedIn;
     const markup = appPage({ ...parts, owner, formToken, waiting: waiting.length, said });
-    show(ctx, markup);
-    if (parts.live === undefined) return;
-    const version = `"${createHash('sha256').update(markup).digest('base64url').slice(0, 22)}"`;
-    ctx.set('ETag', version);
+    if (parts.live === undefined) return show(ctx, markup);
+    const version = createHash('sha256').update(markup).digest('base64url').slice(0, 22);
+    show(ctx, markup.replace('<body ', `<body data-live-version="${version}" `));
+    ctx.set('ETag', `"${version}"`);
     // not by ctx.fresh: what asks without a cache of its own says no-cache besides
-    if (ctx.get('if-none-match') === version) ctx.status = 304;
+    if (ctx.get('if-none-match') === `"${version}"`) ctx.status = 304;
   }
 
   async function renderPlace(ctx: Context, signedIn: SignedIn, place: Place, problem?: string): Promise<void> {
-    const { path, title, seconds, content } = PAGES[place];
-    const live = problem === undefined ? { path: path + said(ctx), seconds } : undefined;
-    await render(ctx, signedIn, { place, title, live, problem, content: await content(readerOf(signedIn)) });
+    const { path, title, load } = PAGES[place];
+    const { content, seconds } = await load(readerOf(ctx, signedIn));
+    const live = problem === undefined ? { path: path + keptQuery(ctx), seconds } : undefined;
+    await render(ctx, signedIn, { place, title, live, problem, content });
   }
-
-  /** What was said stays on the page while it is kept fresh. */
-  const said = (ctx: Context) =>
-    ctx.method === 'GET' && Object.hasOwn(SAID, String(ctx.query.said)) ? `?said=${ctx.query.said}` : '';
 
   /** Does what a form asks for. @throws PosthornError */
   async function perform(operation: OwnerOperation, signedIn: SignedIn, input: Record<string, unknown>) {
@@ -229,30 +251,19 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
 
   for (const place of Object.keys(PAGES) as Place[]) {
     const path = PAGES[place].path.replace(/^\/owner/, '');
-    router.get(path === '' ? '/' : path, async (ctx, next) => {
-      if (place === 'activity' && ctx.query.before !== undefined) return await next();
+    router.get(path === '' ? '/' : path, async (ctx) => {
       const returnTo = place === 'inbox' ? undefined : PAGES[place].path;
       const signedIn = await web.requireSignedIn(ctx as unknown as Context, returnTo);
       if (signedIn) await renderPlace(ctx as unknown as Context, signedIn, place);
     });
   }
 
-  router.get('/activity', async (routed) => {
-    const ctx = routed as unknown as Context;
-    const before = String(ctx.query.before);
-    if (!UUID_PLACE.test(before)) throw new PosthornError('invalid_cursor');
-    const signedIn = await web.requireSignedIn(ctx, '/owner/activity');
-    if (!signedIn) return;
-    const content = await activityPage(readerOf(signedIn), before);
-    await render(ctx, signedIn, { place: 'activity', title: 'Activity', live: undefined, content });
-  });
-
   router.get('/connect/:client', async (routed, next) => {
     const ctx = routed as unknown as Context;
     const path = `/owner/connect/${ctx.params.client}`;
     const signedIn = await web.requireSignedIn(ctx, '/owner/connect');
     if (!signedIn) return;
-    const found = await connectClientPage(readerOf(signedIn), ctx.params.client);
+    const found = await connectClientPage(readerOf(ctx, signedIn), ctx.params.client);
     if (found === null) return await next();
     await render(ctx, signedIn, { place: 'connect', live: { path, seconds: LIVE_SECONDS }, ...found });
   });
@@ -261,7 +272,7 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
 
   for (const each of TOKEN_ACTS)
     onForm({ ...each, place: 'connections' }, async (ctx, signedIn, { token }) => {
-      const content = html`${newTokenCard(token as string)}${await connectionsPage(readerOf(signedIn))}`;
+      const content = html`${newTokenCard(token as string)}${await connectionsPage(readerOf(ctx, signedIn))}`;
       await render(ctx, signedIn, { place: 'connections', title: 'Connections', live: undefined, content });
     });
 
@@ -281,13 +292,34 @@ export function ownerPages(services: Services, web: Pick<Web, 'requireSignedIn' 
   return router.routes() as unknown as Middleware;
 }
 
+/** @throws PosthornError invalid_cursor */
+function olderOf(ctx: Context, list: OlderList): string | undefined {
+  const id = ctx.query[list];
+  if (id === undefined || ctx.method !== 'GET') return undefined;
+  if (typeof id !== 'string' || !UUID_PLACE.test(id)) throw new PosthornError('invalid_cursor');
+  return id;
+}
+
+/** What of its address stays with a page while it is kept fresh: what was said, and where lists go on. */
+function keptQuery(ctx: Context): string {
+  const kept = new URLSearchParams();
+  if (ctx.method === 'GET' && Object.hasOwn(SAID, String(ctx.query.said))) kept.set('said', String(ctx.query.said));
+  for (const list of OLDER_LISTS) {
+    const id = olderOf(ctx, list);
+    if (id !== undefined) kept.set(list, id);
+  }
+  return kept.size === 0 ? '' : `?${kept}`;
+}
+
 /** A refusal as a sentence of the page: fields by the words beside them. */
 function inWords(error: PosthornError): string {
   if (error.code === 'already_decided' && typeof error.detail.state === 'string')
     return `This was decided before: it is ${error.detail.state}.`;
-  const { fields } = error.detail;
+  const { fields, limit } = error.detail;
+  if (limit !== undefined) return 'There are as many as may be. Remove one first.';
   if (!Array.isArray(fields) || fields.length === 0) return error.message;
   if (fields.includes('confirm')) return 'That is not the label of this account. Nothing was deleted.';
+  if (fields.includes('passkey')) return 'This passkey is known already.';
   const words = fields.map((field) => FIELDS[String(field).split('.')[0]!] ?? String(field));
   return `Please look at this again: ${[...new Set(words)].join(', ')}.`;
 }

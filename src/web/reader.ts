@@ -1,5 +1,9 @@
 import type pg from 'pg';
 
+/** The lists of what is past that a page may have. */
+export const OLDER_LISTS = ['before', 'revoked_before'] as const;
+export type OlderList = (typeof OLDER_LISTS)[number];
+
 /** Who looks at a page, and what a page is made with. */
 export interface Reader {
   pool: pg.Pool;
@@ -8,5 +12,11 @@ export interface Reader {
   formToken: string;
   /** Where people and agents reach this server. */
   publicUrl: string;
+  /** What push services know this server by. */
+  pushPublicKey: () => Promise<string>;
+  /** What the operator's OpenID provider is called; undefined where there is none. */
+  openidName: string | undefined;
   now: Date;
+  /** Behind which id a list of what is past goes on, by its name in the page's address. */
+  older: (list: OlderList) => string | undefined;
 }

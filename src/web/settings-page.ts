@@ -1,13 +1,17 @@
 import { ownerSettings } from '../db/functions.ts';
 import { automaticApproval, hiddenToken } from './form-parts.ts';
 import { type Html, html } from './html.ts';
+import { pushSection } from './push-section.ts';
 import type { Reader } from './reader.ts';
+import { signInSettings } from './sign-in-parts.ts';
 
 /** What the owner may set, take along and end. */
-export async function settingsPage({ pool, credential, formToken }: Reader): Promise<Html> {
+export async function settingsPage(reader: Reader): Promise<Html> {
+  const { pool, credential, formToken } = reader;
   const [settings] = await ownerSettings(pool, { credential });
   const { label, sensitiveContentCheck: isChecked, automaticApproval: isAutomatic } = settings!;
   return html`${automaticApproval('/owner/settings/automatic-approval', formToken, isAutomatic)}
+${await pushSection(reader)}
 <section class="card" aria-labelledby="check">
 <div class="row apart"><h2 id="check">Look for secrets in messages</h2>${
     isChecked ? html`<span class="mark good">On</span>` : html`<span class="mark wait">Off</span>`
@@ -23,9 +27,10 @@ ${hiddenToken(formToken)}
 <button>${isChecked ? 'Switch off' : 'Switch on'}</button>
 </form>
 </section>
+${await signInSettings(reader)}
 <section class="card" aria-labelledby="everywhere">
 <h2 id="everywhere">Sign out everywhere</h2>
-<p>Every browser is signed out, this one too, and sign-in links that were made are worth nothing. Agents stay connected.</p>
+<p>Every browser is signed out, this one too, and sign-in links that were made are worth nothing. Passkeys and agents stay.</p>
 <form method="post" action="/owner/sign-out">
 ${hiddenToken(formToken)}
 <button name="everywhere" value="yes">Sign out everywhere</button>

@@ -7,6 +7,7 @@ import { createGroupCommit, rowsByItem } from '../db/group-commit.ts';
 import { type EventFacts, eventContent } from '../events/event-content.ts';
 import { metrics } from '../metrics.ts';
 import { type Egress, EgressError } from '../net/egress.ts';
+import { statusClass } from '../net/status-class.ts';
 import { deliveryRequest } from './delivery-request.ts';
 import { readRetryAfter } from './retry-after.ts';
 
@@ -101,7 +102,7 @@ async function post(egress: Egress, url: string, headers: Record<string, string>
   const ended = (outcome: Omit<Outcome, 'milliseconds'>): Outcome => {
     const milliseconds = Math.round(performance.now() - startedAt);
     metrics.webhookSeconds.observe(milliseconds / 1_000);
-    metrics.webhookAttempts.inc({ outcome: outcome.problem ?? classOf(outcome.httpStatus!) });
+    metrics.webhookAttempts.inc({ outcome: outcome.problem ?? statusClass(outcome.httpStatus!) });
     return { ...outcome, milliseconds };
   };
   try {
@@ -112,10 +113,6 @@ async function post(egress: Egress, url: string, headers: Record<string, string>
     if (!(error instanceof EgressError)) throw error;
     return ended({ httpStatus: null, problem: error.kind, retryAfterSeconds: null });
   }
-}
-
-function classOf(status: number): string {
-  return status >= 200 && status < 300 ? 'succeeded' : `${Math.floor(status / 100)}xx`;
 }
 
 async function runClaims(pool: pg.Pool, items: Claim[]): Promise<(DueDelivery | null)[]> {

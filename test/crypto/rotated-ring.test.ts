@@ -44,7 +44,7 @@ test('the ring is read anew for a key that it lacks, and only then', async () =>
 });
 
 test('a ring that does not have it is not read again for five seconds, and then it is', async () => {
-  vi.useFakeTimers({ toFake: ['Date'] });
+  vi.useFakeTimers({ toFake: ['performance'] });
   let ring = old;
   const readRing = vi.fn(async () => ring);
   const keysOf = createOwnerKeys(app, old, readRing);

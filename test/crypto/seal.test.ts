@@ -1,7 +1,7 @@
 import { createCipheriv, createDecipheriv, hkdfSync, randomBytes, webcrypto } from 'node:crypto';
 import { describe, expect, test } from 'vitest';
 import { makeId } from '../../src/crypto/ids.ts';
-import { deriveOwnerKeys, open, type SealBinding, seal } from '../../src/crypto/seal.ts';
+import { deriveOwnerKeys, open, openForPush, type SealBinding, seal, sealForPush } from '../../src/crypto/seal.ts';
 import wycheproof from './wycheproof-aes-gcm.json' with { type: 'json' };
 
 const dataKey = randomBytes(32);
@@ -122,4 +122,13 @@ describe('the AES-256-GCM that this runtime brings, by the vectors of Project Wy
     expect(Buffer.concat([cipher.update(bytes('msg')), cipher.final()])).toEqual(bytes('ct'));
     expect(cipher.getAuthTag()).toEqual(bytes('tag'));
   });
+});
+
+test('where a browser is reached opens for its owner and its address alone', () => {
+  const [hash, another] = [randomBytes(32), randomBytes(32)];
+  const sealed = sealForPush(keys, hash, 'https://push.example/secret');
+  expect(openForPush(keys, hash, sealed)).toBe('https://push.example/secret');
+  expect(() => openForPush(keys, another, sealed)).toThrow();
+  expect(() => openForPush(deriveOwnerKeys(makeId(), dataKey), hash, sealed)).toThrow();
+  expect(() => openForPush(deriveOwnerKeys(ownerId, randomBytes(32)), hash, sealed)).toThrow();
 });

@@ -27,6 +27,9 @@ test('the secrets are the same for all pods that start at once, and outlive ever
   expect(other.successorOf('token')).toBe(one.successorOf('token'));
   expect(other.cookieKey).toBe(one.cookieKey);
   expect(one.successorOf('token')).not.toBe(one.successorOf('another'));
+  expect(other.pushKeys).toEqual(one.pushKeys);
+  expect(one.pushKeys.publicKey).toMatch(/^B[\w-]{86}$/);
+  expect(one.pushKeys.privateKey).toMatch(/^[\w-]{43}$/);
 
   await ask(['keys', 'rotate'], { POSTHORN_DATABASE_URL: database.url, POSTHORN_DATA_DIR: folder });
   const { currentId, keys } = await readRing();
@@ -34,6 +37,10 @@ test('the secrets are the same for all pods that start at once, and outlive ever
   const alone = { currentId, keys: new Map([[currentId, keys.get(currentId)!]]) };
   const later = await loadServerSecrets(app, async () => alone);
   expect(later.open('here', sealed)).toEqual({ secret: 'planted' });
+  expect(later.pushKeys).toEqual(one.pushKeys);
+  // a worker reads what a pod has made
+  const worker = await loadServerSecrets(database.as('posthorn_jobs'), async () => alone);
+  expect(worker.pushKeys).toEqual(one.pushKeys);
   const { rows } = await database.admin.query('select ring_key_id from posthorn.ring_keys');
   expect(rows).toEqual([{ ring_key_id: currentId }]);
 });

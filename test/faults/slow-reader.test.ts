@@ -1,18 +1,22 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { readdirSync } from 'node:fs';
-import { request } from 'node:http';
-import { connect } from 'node:net';
+import { type IncomingMessage, request } from 'node:http';
+import type { Socket } from 'node:net';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, test, vi } from 'vitest';
 import { type Pod, startPod } from '../../src/pod.ts';
-import { openStream, type StreamEvent } from '../helpers/event-stream.ts';
+import { openCrawlingReader, wholeEvents } from '../helpers/crawling-reader.ts';
+import { openStream, type StreamEvent, type TestStream } from '../helpers/event-stream.ts';
 import { newKey, startPosthorn, type TestAgent, type TestOwner, type TestPosthorn } from '../helpers/posthorn.ts';
 
-// Readers that take nothing, leave without a word or only ask for the head. POSTHORN_TEST_STREAM_CYCLES makes the
+// Readers that take almost nothing, leave without a word or only ask for the head. POSTHORN_TEST_STREAM_CYCLES makes the
 // second test as long as one likes; 10,000 is its full form.
 const CYCLES = Number(process.env.POSTHORN_TEST_STREAM_CYCLES ?? 600);
 const AT_ONCE = 6;
+const OTHERS = 1_000;
+const OPENED_AT_ONCE = 20;
 /** Far above what a send takes on a busy machine, far below what a reader would wait for one that is cut after 30 s. */
 const SOON_MS = 5_000;
 /** More than the kernel's buffers of both ends of a connection and ours hold: 13 MB. */
@@ -45,6 +49,8 @@ afterAll(() => posthorn.close());
 
 const path = (agent: TestAgent) => `/messaging/v1/events?agent_id=${agent.id}`;
 const open = (agent: TestAgent, last?: string) => openStream(pod.url, agent.token, path(agent), last);
+const told = (events: StreamEvent[]) =>
+  events.filter(({ event }) => event === 'messaging.pending').flatMap(({ data }) => data.message_ids as string[]);
 const due = (events: StreamEvent[]) => events.filter(({ event }) => event === 'wakeup.due');
 
 async function appendEvents(agent: TestAgent, count: number): Promise<void> {
@@ -60,57 +66,71 @@ async function appendEvents(agent: TestAgent, count: number): Promise<void> {
   );
 }
 
-test('a reader that takes nothing is cut at its bound, delays nobody, and resumes with nothing lost', async () => {
+test(`a reader at one byte a second among ${OTHERS} others is cut at its bound, delays nobody, and resumes`, async () => {
   const slow = await owner.agent('slow');
   const other = await owner.agent('other');
   await owner.group([sender, slow, other]);
-  const { port } = new URL(pod.url);
-  const socket = connect(Number(port), '127.0.0.1');
-  let text = '';
-  socket.setEncoding('latin1').on('data', (chunk) => {
-    if (!text.includes('event: snapshot')) socket.pause();
-    text += chunk;
-  });
-  const closed = new Promise((resolve) => socket.once('close', resolve));
-  socket.on('error', () => {});
-  socket.write(`GET ${path(slow)} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer ${slow.token}\r\n\r\n`);
-  await expect.poll(() => socket.isPaused()).toBe(true);
-  const fast = await open(other);
-  await fast.until((events) => events.length > 0);
-
-  await appendEvents(slow, BACKLOG);
-  let told = 0;
-  const streams = async () =>
+  await posthorn.database.admin.query(`select ops.set_limit('streams_per_connection', 10000)`);
+  const others: TestStream[] = [];
+  while (others.length < OTHERS)
+    others.push(...(await Promise.all(Array.from({ length: OPENED_AT_ONCE }, () => open(other)))));
+  const held = watchHeldBytes(path(slow));
+  const crawler = await openCrawlingReader(pod.url, slow.token, path(slow));
+  const slots = async () =>
     (await posthorn.database.admin.query(`select from posthorn.streams where agent_ids @> array[$1::uuid]`, [slow.id]))
       .rowCount;
+  expect(await slots()).toBe(1);
+
+  await appendEvents(slow, BACKLOG);
+  const sent: string[] = [];
   const latencies: number[] = [];
   do {
     const startedAt = performance.now();
-    await sender.send({ recipient_agent_id: other.id, body: 'words', idempotency_key: newKey() });
-    told++;
-    await fast.until((events) => events.filter(({ event }) => event === 'messaging.pending').length === told);
+    sent.push((await sender.send({ recipient_agent_id: other.id, body: 'words', idempotency_key: newKey() })).body.id);
+    await Promise.all(others.map((stream) => stream.until((events) => told(events).length === sent.length)));
     latencies.push(performance.now() - startedAt);
-  } while (told < 20 && (await streams()) !== 0);
+  } while (sent.length < 15 && (await slots()) !== 0);
+  for (const stream of others) expect(told(stream.events)).toEqual(sent);
   expect(Math.max(...latencies)).toBeLessThan(SOON_MS);
-  await expect.poll(streams, { timeout: 40_000 }).toBe(0);
+  await expect.poll(slots, { timeout: 40_000 }).toBe(0);
+  // what waited when it was cut, and one event that was too much
+  expect(held.most()).toBeGreaterThan(262_144);
+  expect(held.most()).toBeLessThan(262_144 + 1_024);
 
-  // what was on its way arrives, if anybody still reads
-  socket.resume();
-  await closed;
-  const blocks = text.split('\n\n').slice(0, -1);
-  const last = blocks.map((block) => /^id: (.+)$/m.exec(block)?.[1]).findLast((id) => id !== undefined)!;
-  const heard = blocks.flatMap((block) => /"type":"wakeup.due".*"id":"([^"]+)"/.exec(block)?.[1] ?? []);
+  // what was on its way arrives
+  await crawler.readToEnd();
+  const heard = wholeEvents(crawler.text()).flatMap(
+    (block) => /"type":"wakeup.due".*"id":"([^"]+)"/.exec(block)?.[1] ?? [],
+  );
   expect(heard.length).toBeLessThan(BACKLOG);
-  const again = await open(slow, last);
+  const again = await open(slow, crawler.lastId());
   const rest = due(await again.until((events) => due(events).length >= BACKLOG - heard.length));
   const { rows } = await posthorn.database.admin.query(
     'select subject_id as id from posthorn.events where agent_id = $1 order by seq',
     [slow.id],
   );
   expect([...heard, ...rest.map(({ data }) => data.id)]).toEqual(rows.map(({ id }) => id));
-  fast.close();
-  again.close();
-}, 90_000);
+  for (const stream of [...others, again]) stream.close();
+  await posthorn.database.admin.query(`select ops.set_limit('streams_per_connection', 8)`);
+}, 120_000);
+
+/** Watches how much waits in the pod, which is in this process, for the reader of this target, in bytes. */
+function watchHeldBytes(target: string): { most(): number } {
+  let most = 0;
+  const watch = (message: unknown) => {
+    const { request, socket } = message as { request: IncomingMessage; socket: Socket };
+    if (request.url !== target) return;
+    unsubscribe('http.server.request.start', watch);
+    const write = socket.write;
+    socket.write = ((...args: Parameters<typeof write>) => {
+      const hasRoom = write.apply(socket, args);
+      most = Math.max(most, socket.writableLength);
+      return hasRoom;
+    }) as typeof write;
+  };
+  subscribe('http.server.request.start', watch);
+  return { most: () => most };
+}
 
 test(`${CYCLES} readers that come and go, by close, reset, HEAD and refusal, leave nothing behind`, async () => {
   setFlagsFromString('--expose_gc');

@@ -3,7 +3,7 @@ import { makeKeyRing, serializeKeyRing } from '../../src/crypto/key-ring.ts';
 import { makeOwner } from '../../src/new-owner.ts';
 import { runHere, type ServerProcess, type Settings, startProcess } from '../helpers/command-line.ts';
 import { createTestDatabase, type TestDatabase } from '../helpers/database.ts';
-import { openStream, type StreamEvent } from '../helpers/event-stream.ts';
+import { followLog, makeReader, readLog } from '../helpers/event-log.ts';
 import { callHttp } from '../helpers/posthorn.ts';
 
 // Streams while everything dies: three pods as processes, killed in turn and started anew; listeners whose backends are
@@ -58,21 +58,10 @@ interface Agent {
   token: string;
 }
 
-interface Reader {
-  agent: Agent;
-  /** What it heard: kind, message and state of each event. */
-  heard: string[];
-  openings: number;
-  lastId: string | undefined;
-}
-
-const describeEvent = ({ event, data }: StreamEvent) => `${event} ${data.message_ids[0]} ${data.state ?? ''}`.trim();
-
 test(`${EVENTS} events through kills and late commits: every stream sees each once, in order`, async () => {
   pods = await Promise.all(Array.from({ length: PODS }, () => startProcess(['serve'], settings)));
   const urls = pods.map((pod) => pod.ready.url as string);
-  let isOver = false;
-  const isDone = () => isOver;
+  const over = new AbortController();
 
   const agents: Agent[] = [];
   for (let index = 0; index < AGENTS; index++) agents.push(await register(urls[0]!, `agent-${index}`));
@@ -81,13 +70,11 @@ test(`${EVENTS} events through kills and late commits: every stream sees each on
     await runHere(['owner', 'groups', 'create', '--name', 'g', '--purpose', 'p', ...named, '--json'], settings)
   ).json();
 
-  const readers = agents.flatMap((agent) =>
-    Array.from({ length: STREAMS_PER_AGENT }, (): Reader => ({ agent, heard: [], openings: 0, lastId: undefined })),
-  );
-  const reading = readers.map((reader, index) => readOn(reader, urls, index, isDone));
+  const readers = agents.flatMap((agent) => Array.from({ length: STREAMS_PER_AGENT }, () => makeReader(agent)));
+  const reading = readers.map((reader, index) => followLog(reader, urls, index, over.signal));
   await expect.poll(() => readers.every(({ lastId }) => lastId !== undefined), { timeout: 30_000 }).toBe(true);
 
-  const killing = killInTurn(urls, isDone);
+  const killing = killInTurn(urls, () => over.signal.aborted);
   let next = 0;
   const writer = async () => {
     while (next < POSTS) {
@@ -99,10 +86,10 @@ test(`${EVENTS} events through kills and late commits: every stream sees each on
   await acknowledgeSome(agents[0]!, urls);
 
   const logs = new Map<string, string[]>();
-  for (const { id } of agents) logs.set(id, await readLog(id));
+  for (const { id } of agents) logs.set(id, await readLog(database, id));
   const missing = () => readers.reduce((sum, { agent, heard }) => sum + logs.get(agent.id)!.length - heard.length, 0);
   await expect.poll(missing, { timeout: 30_000, interval: 100 }).toBeLessThanOrEqual(0);
-  isOver = true;
+  over.abort();
   const kills = await killing;
   for (const pod of pods) pod.child.kill('SIGTERM');
   await Promise.all([...reading, ...pods.map((pod) => pod.exited)]);
@@ -124,31 +111,6 @@ async function register(url: string, label: string): Promise<Agent> {
     installation: 'x',
   });
   return { token, id: answer.body.id };
-}
-
-/** Follows one agent's log over whichever pod lives, from the last id it has. */
-async function readOn(reader: Reader, urls: string[], start: number, isDone: () => boolean): Promise<void> {
-  const { agent } = reader;
-  for (let attempt = start; !isDone(); attempt++) {
-    const path = `/messaging/v1/events?agent_id=${agent.id}`;
-    const stream = await openStream(urls[attempt % urls.length]!, agent.token, path, reader.lastId).catch(() => null);
-    if (stream?.status !== 200) continue;
-    reader.openings++;
-    const take = (event: StreamEvent) => {
-      reader.lastId = event.id ?? reader.lastId;
-      if (event.event === 'snapshot' || event.event === 'reset') {
-        if (reader.openings > 1) reader.heard.push(`${event.event} instead of what was missed`);
-      } else if (event.event !== 'stream.closing') reader.heard.push(describeEvent(event));
-    };
-    let taken = 0;
-    await stream
-      .until((events) => {
-        while (taken < events.length) take(events[taken++]!);
-        return isDone();
-      })
-      .catch(() => {}); // it ended: on to the next pod
-    stream.close();
-  }
 }
 
 /** Kills a pod every three seconds, starts another in its place, and kills the listeners' backends every two. */
@@ -208,14 +170,4 @@ async function acknowledgeSome(agent: Agent, urls: string[]): Promise<void> {
     const acknowledged = await call('/ack', { message_ids }).catch(() => null);
     if (acknowledged?.status === 200) return;
   }
-}
-
-/** What the log of an agent holds, which has no gap by itself. */
-async function readLog(agentId: string): Promise<string[]> {
-  const { rows } = await database.admin.query(
-    `select e.kind, e.subject_id, e.state, e.seq::int from posthorn.events e where e.agent_id = $1 order by e.seq`,
-    [agentId],
-  );
-  expect(rows.map(({ seq }) => seq)).toEqual(rows.map((_, index) => index + 1));
-  return rows.map(({ kind, subject_id, state }) => `${kind} ${subject_id} ${state ?? ''}`.trim());
 }

@@ -27,8 +27,19 @@ afterAll(async () => {
   await posthorn.close();
 });
 
-/** What generated arguments never bring about: the owner's label typed, or a post's id without a message's. */
-const NEVER_DONE = ['delete_account'];
+/**
+ * What generated arguments hardly bring about: the owner's label typed, one of two ids in the right path, a passkey for a
+ * server that has no name, what a provider or a push service would have given.
+ */
+const HARDLY_DONE = [
+  'delete_account',
+  'message_status',
+  'begin_passkey',
+  'add_passkey',
+  'remove_passkey',
+  'remove_openid_account',
+  'add_push_subscription',
+];
 
 const doors = [
   { door: '/messaging/v1', operations: OPERATIONS as OwnerOperation[], caller: bearer },
@@ -76,7 +87,7 @@ describe.each(doors)('$door', ({ door, operations, caller }) => {
         ),
         runs(16),
       );
-      if (!NEVER_DONE.includes(operation.name)) expect(done, 'calls that were carried out').toBeGreaterThan(0);
+      if (!HARDLY_DONE.includes(operation.name)) expect(done, 'calls that were carried out').toBeGreaterThan(0);
     },
     patience(30_000),
   );

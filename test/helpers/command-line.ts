@@ -24,6 +24,9 @@ export interface Result {
 
 export interface Settings {
   [name: `POSTHORN_${string}`]: string | undefined;
+  /** What shows processes another time. */
+  [name: `FAKETIME${string}`]: string | undefined;
+  LD_PRELOAD?: string;
 }
 
 /** Nobody's configuration and nobody's server; removed when the tests are over. */
@@ -36,9 +39,17 @@ function environment(settings: Settings): NodeJS.ProcessEnv {
   return { ...Object.fromEntries(others), HOME: home, XDG_CONFIG_HOME: home, XDG_DATA_HOME: home, ...settings };
 }
 
-/** Starts a command, whatever becomes of it. */
-export function spawnCommand(args: string[], settings: Settings = {}): ChildProcessWithoutNullStreams {
-  return spawn(process.execPath, [MAIN, ...args], { env: environment(settings) });
+/**
+ * Starts a command, whatever becomes of it.
+ *
+ * @param main the program's file, in another build
+ */
+export function spawnCommand(
+  args: string[],
+  settings: Settings = {},
+  main: string = MAIN,
+): ChildProcessWithoutNullStreams {
+  return spawn(process.execPath, [main, ...args], { env: environment(settings) });
 }
 
 /** Runs a command to its end. */
@@ -46,8 +57,9 @@ export async function runCommand(
   args: string[],
   settings: Settings = {},
   stdin?: string | Uint8Array,
+  main?: string,
 ): Promise<Result> {
-  const child = spawnCommand(args, settings);
+  const child = spawnCommand(args, settings, main);
   child.stdin.end(stdin);
   const [stdout, stderr, [code]] = await Promise.all([
     buffer(child.stdout),
@@ -94,8 +106,8 @@ export interface ServerProcess {
 }
 
 /** Starts a command that serves, and resolves at its ready line. Stop it by a signal to `child`. */
-export async function startProcess(args: string[], settings: Settings): Promise<ServerProcess> {
-  const child = spawnCommand([...args, '--json'], settings);
+export async function startProcess(args: string[], settings: Settings, main?: string): Promise<ServerProcess> {
+  const child = spawnCommand([...args, '--json'], settings, main);
   let stdout = '';
   let stderr = '';
   watchLog(() => stderr);

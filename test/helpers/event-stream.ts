@@ -22,11 +22,20 @@ export interface TestStream {
   reset(): void;
 }
 
-/** A reader of server-sent events over a plain socket. */
-export async function openStream(url: string, token: string, path: string, lastEventId?: string): Promise<TestStream> {
+/**
+ * A reader of server-sent events over a plain socket.
+ *
+ * @param credential a bearer token, or the headers that stand for one
+ */
+export async function openStream(
+  url: string,
+  credential: string | Record<string, string>,
+  path: string,
+  lastEventId?: string,
+): Promise<TestStream> {
   const outgoing = request(url + path, {
     headers: {
-      authorization: `Bearer ${token}`,
+      ...(typeof credential === 'string' ? { authorization: `Bearer ${credential}` } : credential),
       ...(lastEventId === undefined ? {} : { 'last-event-id': lastEventId }),
     },
     agent: false,

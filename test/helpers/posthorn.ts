@@ -8,6 +8,7 @@ import * as functions from '../../src/db/functions.ts';
 import { type Queryable, withClient } from '../../src/db/pool.ts';
 import { parseAllowList } from '../../src/net/allow-list.ts';
 import type { Egress } from '../../src/net/egress.ts';
+import type { OpenIdSettings } from '../../src/openid/provider.ts';
 import { type Pod, startPod } from '../../src/pod.ts';
 import { startWorker, type Worker } from '../../src/worker.ts';
 import { createTestDatabase, type TestDatabase } from './database.ts';
@@ -55,7 +56,15 @@ export interface TestPosthorn {
 
 /** Pods on a database of this test file. Close them before the file ends. */
 export async function startPosthorn(
-  options: { pods?: number; publicUrl?: string; database?: TestDatabase; webhookAllow?: string; egress?: Egress } = {},
+  options: {
+    pods?: number;
+    host?: string;
+    publicUrl?: string;
+    database?: TestDatabase;
+    webhookAllow?: string;
+    openid?: OpenIdSettings;
+    egress?: Egress;
+  } = {},
 ): Promise<TestPosthorn> {
   const database = options.database ?? (await createTestDatabase());
   const admin = database.as('posthorn_admin');
@@ -77,10 +86,11 @@ export async function startPosthorn(
         databaseUrl: database.url,
         listenUrl: database.url,
         publicUrl: options.publicUrl,
-        host: '127.0.0.1',
+        host: options.host ?? '127.0.0.1',
         port: 0,
         keyRing: ring,
         egress: options.egress,
+        openid: options.openid,
         webhookAllow: parseAllowList(options.webhookAllow ?? ''),
         log,
       }),
@@ -143,6 +153,7 @@ export async function startPosthorn(
           keyRing: ring,
           readKeyRing: async () => ring,
           allow: parseAllowList(options.webhookAllow ?? ''),
+          publicUrl: options.publicUrl,
         }),
         log,
       }),
@@ -160,6 +171,7 @@ export async function callHttp(
   method: string,
   path: string,
   body?: object | string | Uint8Array,
+  signal?: AbortSignal,
 ): Promise<Answer> {
   const raw = typeof body === 'string' || body instanceof Uint8Array;
   const response = await fetch(url + path, {
@@ -169,6 +181,7 @@ export async function callHttp(
       ...(body === undefined ? {} : { 'content-type': 'application/json' }),
     },
     body: body === undefined ? undefined : raw ? (body as string) : JSON.stringify(body),
+    signal: signal ?? null,
   });
   const text = await response.text();
   return { status: response.status, body: text === '' ? null : JSON.parse(text), headers: response.headers };

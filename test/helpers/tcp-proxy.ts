@@ -9,6 +9,8 @@ export interface TcpProxy {
   /** Passes nothing on and closes nothing, as a machine that lost power: both ends believe in their connection. */
   freeze(): void;
   thaw(): void;
+  /** Passes everything on late and slowly, each way. */
+  crawl(pace: { delayMs: number; bytesPerSecond: number }): void;
   close(): Promise<void>;
 }
 
@@ -16,6 +18,7 @@ export interface TcpProxy {
 export async function startTcpProxy(targetUrl: string): Promise<TcpProxy> {
   let target = new URL(targetUrl);
   let isFrozen = false;
+  let pace = { delayMs: 0, bytesPerSecond: Number.POSITIVE_INFINITY };
   const sockets = new Set<Socket>();
   const server = createServer((inner) => {
     const outer = connect(Number(target.port), target.hostname);
@@ -25,7 +28,15 @@ export async function startTcpProxy(targetUrl: string): Promise<TcpProxy> {
     ] as const) {
       sockets.add(socket);
       socket.setNoDelay(true);
-      socket.on('data', (chunk) => other.write(chunk));
+      socket.on('data', (chunk) => {
+        const lateMs = pace.delayMs + (chunk.length / pace.bytesPerSecond) * 1_000;
+        if (lateMs === 0) return other.write(chunk);
+        socket.pause();
+        setTimeout(() => {
+          other.write(chunk);
+          if (!isFrozen) socket.resume();
+        }, lateMs);
+      });
       socket.on('error', () => {});
       socket.on('close', () => {
         sockets.delete(socket);
@@ -48,6 +59,9 @@ export async function startTcpProxy(targetUrl: string): Promise<TcpProxy> {
     thaw() {
       isFrozen = false;
       for (const socket of sockets) socket.resume();
+    },
+    crawl(newPace) {
+      pace = newPace;
     },
     async close() {
       for (const socket of sockets) socket.destroy();

@@ -195,8 +195,8 @@ describe('revocation of agents', () => {
     expect((await messageStatus(world, peer, byThird)).state).toBe('queued');
     const groups = await functions.listOwnerGroups(app, { credential: owner.session });
     expect(groups.map(({ id, state, agentIds }) => ({ id, state, agentIds }))).toEqual([
-      { id: pair.id, state: 'revoked', agentIds: [peer.id] },
       { id: trio.id, state: 'active', agentIds: [peer.id, third.id].toSorted() },
+      { id: pair.id, state: 'revoked', agentIds: [peer.id] },
     ]);
     const { rows } = await database.admin.query(
       `select state from posthorn.events where agent_id = $1 and subject_id = $2 order by seq desc limit 1`,

@@ -20,6 +20,7 @@ const OUR_SCHEMAS = [...CODE_SCHEMAS, 'posthorn', 'posthorn_secret'];
 /** Tables that belong to no owner. */
 const SHARED_TABLES = [
   'attempts',
+  'challenges',
   'limits',
   'message_transitions',
   'oauth_records',
@@ -35,11 +36,14 @@ const OTHER_POLICIES = {
   'audit_entries insert_acts INSERT posthorn_admin': 'suspending leaves an entry like every act',
   'connections select_presented SELECT posthorn_prover': 'a credential shows its own connection: the root of trust',
   'grant_tokens select_presented SELECT posthorn_prover': 'a code or token shows its own row: it proves its owner',
+  'openid_accounts select_presented SELECT posthorn_prover':
+    'an account at the provider, by a keyed hash, shows its own row: it proves its owner',
   'owner_keys select_admin SELECT posthorn_admin': 'rotation wraps the keys of every owner anew; they are wrapped here',
   'owner_keys update_admin UPDATE posthorn_admin': 'the same',
   'owners select_admin SELECT posthorn_admin': 'the person at the server suspends any owner',
   'owners select_any SELECT posthorn_prover': 'the person at the server may act as any owner',
   'owners update_admin UPDATE posthorn_admin': 'the person at the server suspends any owner',
+  'passkeys select_presented SELECT posthorn_prover': 'the handle of a passkey shows its own row: it proves its owner',
   'sign_in_links select_presented SELECT posthorn_prover': 'a one-time link shows its own row: it proves its owner',
   'webhooks select_any SELECT posthorn_prover': 'a job names an endpoint, which tells whose deliveries it is about',
 };
@@ -68,6 +72,12 @@ const HIDDEN_FROM_OPERATORS = [
   'bodies.ciphertext',
   'connections.credential_hash',
   'sign_in_links.link_hash',
+  'challenges.challenge_hash',
+  'challenges.handle_hash',
+  'openid_accounts.label',
+  'openid_accounts.subject_hash',
+  'passkeys.handle_hash',
+  'passkeys.label',
   'grant_tokens.payload',
   'grant_tokens.token_hash',
   'oauth_records.payload',
@@ -85,6 +95,8 @@ const HIDDEN_FROM_OPERATORS = [
   'proposals.purpose',
   'held_bodies.ciphertext',
   'ring_keys.proof',
+  'push_subscriptions.endpoint_hash',
+  'push_subscriptions.sealed_subscription',
   'webhooks.previous_sealed_secret',
   'webhooks.sealed_auth_header',
   'webhooks.sealed_secret',
@@ -96,8 +108,11 @@ const HIDDEN_FROM_OPERATORS = [
 const KEYS_WITHOUT_OWNER = {
   bodies_by_deadline: 'workers look among the mail of all owners for what is past its deadline',
   credentials_are_unique: 'looked up before the owner is known; a credential belongs to one owner only',
+  handles_are_unique_everywhere: 'looked up before the owner is known; a handle belongs to one passkey only',
   links_are_unique_everywhere: 'looked up before the owner is known',
   owner_ids_are_unique: 'the one id of an owner that leaves the database',
+  passkeys_are_unique_everywhere: 'a credential is made for one owner only, whoever claims it',
+  subjects_are_unique_everywhere: 'looked up before the owner is known; an account signs in one owner only',
   tokens_are_unique_everywhere: 'looked up before the owner is known; a token belongs to one owner only',
   webhook_ids_are_unique: 'a job names an endpoint and no owner',
 };
@@ -299,6 +314,7 @@ describe('ownership and rights', () => {
     ).toEqual([
       'posthorn_api.beat_worker',
       'posthorn_api.claim_deliveries',
+      'posthorn_api.claim_pushes',
       'posthorn_api.delete_deleted_accounts',
       'posthorn_api.delete_expired_credentials',
       'posthorn_api.delete_outdated',
@@ -307,7 +323,9 @@ describe('ownership and rights', () => {
       'posthorn_api.expire_proposals',
       'posthorn_api.recognise_server',
       'posthorn_api.record_attempts',
+      'posthorn_api.record_push',
       'posthorn_api.ring_keys',
+      'posthorn_api.server_secret',
       'posthorn_impl.clock',
       'posthorn_impl.delete_expired_records',
       'posthorn_impl.expire_owner_proposals',
@@ -493,6 +511,7 @@ describe('ownership and rights', () => {
         'created_at',
       ],
       delivery_attempts: ['delivery_id', 'attempt', 'attempted_at', 'milliseconds', 'http_status', 'problem'],
+      push_subscriptions: ['subscription_id', 'connection_id', 'endpoint_hash', 'sealed_subscription', 'created_at'],
     })) {
       for (const name of columns) {
         const writers = await column(
@@ -547,12 +566,15 @@ describe('functions', () => {
     ).toEqual([]);
   });
 
-  test('those with the rights of their owner belong to the engine or the prover, and the one that fills the queue to nobody else', async () => {
+  test('those with the rights of their owner belong to the engine or the prover, and those that fill the queue to nobody else', async () => {
     expect(
       await column(
-        `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover')`,
+        `select f.oid::regprocedure || ' of ' || f.owner from (${OUR_FUNCTIONS}) f where f.prosecdef and f.owner not in ('posthorn_engine', 'posthorn_prover') order by 1`,
       ),
-    ).toEqual(['posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer']);
+    ).toEqual([
+      'posthorn_impl.add_drains(uuid[],interval[]) of posthorn_enqueuer',
+      'posthorn_impl.add_push(uuid,interval) of posthorn_enqueuer',
+    ]);
   });
 
   test('those of the prover are few, since it reads the key that signs proofs', async () => {
@@ -562,12 +584,15 @@ describe('functions', () => {
       'ops.act_as_owner',
       'ops.list_owners',
       'posthorn_impl.admit_owners',
+      'posthorn_impl.find_owner',
       'posthorn_impl.find_place',
       'posthorn_impl.owners_after',
       'posthorn_impl.owners_of_webhooks',
       'posthorn_impl.prove',
       'posthorn_impl.prove_grant_token',
       'posthorn_impl.prove_link',
+      'posthorn_impl.prove_openid_account',
+      'posthorn_impl.prove_passkey',
       'posthorn_impl.proved_owners',
       'posthorn_impl.require_same_server',
       'posthorn_impl.sign_proof',

@@ -67,6 +67,7 @@ describe('making connections', () => {
       expiresAt,
       lastUsedAt: null,
       revokedAt: null,
+      endedAt: null,
     });
     expect((await functions.listConnections(app, session)).find(({ id }) => id === made.id)).toEqual(made);
   });

@@ -24,6 +24,8 @@ const services: Services = {
   listener,
   credentialUse: createCredentialUse(app, () => {}),
   webhookAllow: parseAllowList(''),
+  pushPublicKey: async () => '',
+  openid: undefined,
   publicUrl: 'http://127.0.0.1',
 };
 

@@ -63,6 +63,8 @@ interface Side {
   /** Anna's, with one delivery that failed. */
   webhook: string;
   delivery: string;
+  passkey: string;
+  account: string;
 }
 
 const APP = {
@@ -117,6 +119,8 @@ async function makeSide(): Promise<Side> {
   });
   const [client] = await functions.listClientAgents(app, { credential: owner.session, clientId: APP.clientId });
   await owner.act((db, credential) => functions.createSignInLink(db, { credential, linkHash: randomBytes(32) }));
+  const browser = { endpointHash: randomBytes(32), sealedSubscription: randomBytes(300) };
+  await functions.addPushSubscription(app, { credential: owner.session, ...browser });
   await functions.revokeAgent(app, { credential: owner.session, agentId: revoked.id });
   const [stream, otherStream] = [makeId(), makeId()];
   for (const [streamId, { credential, id }] of [
@@ -127,6 +131,8 @@ async function makeSide(): Promise<Side> {
   const { rows } = await database.admin.query('select owner_id from posthorn.owners where id = $1', [owner.id]);
   const { webhook, delivery } = await makeWebhook(anna);
   return {
+    passkey: await makePasskey(owner.session),
+    account: await makeAccount(owner.session),
     webhook,
     delivery,
     owner,
@@ -181,6 +187,20 @@ async function makeWebhook({ credential, id: agentId }: Agent): Promise<{ webhoo
   return { webhook, delivery: due!.deliveryId };
 }
 
+async function makePasskey(credential: Buffer): Promise<string> {
+  const [challengeHash, handleHash, credentialId] = [randomBytes(32), randomBytes(32), randomBytes(32)];
+  await functions.beginPasskey(app, { credential, challengeHash, handleHash });
+  const key = { publicKey: randomBytes(77), signCount: 0, label: 'planted label' };
+  return (await functions.addPasskey(app, { credential, challengeHash, credentialId, ...key })).id;
+}
+
+async function makeAccount(credential: Buffer): Promise<string> {
+  const [stateHash, subjectHash] = [randomBytes(32), randomBytes(32)];
+  await functions.beginOpenidAccount(app, { credential, stateHash });
+  const said = { issuer: 'https://login.example', label: 'planted label' };
+  return (await functions.addOpenidAccount(app, { credential, stateHash, subjectHash, ...said })).id;
+}
+
 function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
   expect(outcome).toBe('held');
   return (detail as { proposal_id: string }).proposal_id;
@@ -190,6 +210,7 @@ function proposalOf({ outcome, detail }: functions.SendMessagesRow): string {
 const WORKERS_OWN = [
   'beat_worker',
   'claim_deliveries',
+  'claim_pushes',
   'delete_deleted_accounts',
   'delete_expired_credentials',
   'delete_outdated',
@@ -197,6 +218,7 @@ const WORKERS_OWN = [
   'expire_messages',
   'expire_proposals',
   'record_attempts',
+  'record_push',
 ];
 
 async function tables(...schemas: string[]): Promise<string[]> {
@@ -211,6 +233,7 @@ async function tables(...schemas: string[]): Promise<string[]> {
 async function tenantTables(): Promise<string[]> {
   const shared = [
     'attempts',
+    'challenges',
     'limits',
     'message_transitions',
     'oauth_records',
@@ -530,9 +553,12 @@ describe('as the engine itself, whose functions might have a mistake', () => {
       mailboxes: 'set message_seq = 9',
       messages: `set state = 'revoked'`,
       oauth_grants: 'set agent_id = null',
+      openid_accounts: 'set last_used_at = now()',
       owners: 'set automatic_approval = false',
+      passkeys: 'set sign_count = 9',
       presence: 'set present_until = now()',
       proposals: `set name = 'x'`,
+      push_subscriptions: 'set failures = 9',
       streams: 'set leased_until = now()',
       webhooks: 'set consecutive_failures = 9',
     };
@@ -650,7 +676,24 @@ describe("with another owner's ids", () => {
     );
   const asAgent = (id: string): Agent => ({ ...ours.anna, id });
 
+  const OWNER_LISTS = [
+    ['list_connections', functions.listConnections],
+    ['list_owner_agents', functions.listOwnerAgents],
+    ['list_owner_groups', functions.listOwnerGroups],
+    ['list_owner_proposals', functions.listOwnerProposals],
+    ['list_owner_webhooks', functions.listOwnerWebhooks],
+  ] as const;
   const PROBES: Probe[] = [
+    {
+      name: 'remove_passkey p_passkey_id',
+      foreign: () => theirs.passkey,
+      call: (passkeyId) => functions.removePasskey(app, { ...session(), passkeyId }),
+    },
+    {
+      name: 'remove_openid_account p_account_id',
+      foreign: () => theirs.account,
+      call: (accountId) => functions.removeOpenidAccount(app, { ...session(), accountId }),
+    },
     {
       name: 'open_stream p_agent_ids',
       foreign: () => theirs.anna.id,
@@ -1086,6 +1129,11 @@ describe("with another owner's ids", () => {
       foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
       call: () => functions.listGroups(app, { ...anna(), after: '00000000-0000-0000-0000-000000000000' }),
     },
+    ...OWNER_LISTS.map(([name, list]) => ({
+      name: `${name} p_after`,
+      foreign: () => 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+      call: () => list(app, { ...session(), after: '00000000-0000-0000-0000-000000000000' }),
+    })),
   ];
 
   /** A pod that seals for our group and then claims that it was for another, or for another recipient. */
@@ -1414,6 +1462,13 @@ describe('people within one owner', () => {
       functions.approveProposal(app, { credential, proposalId: ours.proposal }),
       functions.denyProposal(app, { credential, proposalId: ours.proposal }),
       functions.liftDenial(app, { credential, proposalId: ours.proposal }),
+      functions.addPushSubscription(app, {
+        credential,
+        endpointHash: randomBytes(32),
+        sealedSubscription: randomBytes(300),
+      }),
+      functions.removePushSubscription(app, { credential }),
+      functions.listPushSubscriptions(app, { credential }),
       functions.exportAccount(app, { credential }),
       functions.deleteAccount(app, { credential }),
     ];
@@ -1524,6 +1579,7 @@ describe('workers', () => {
       'wrapped_key from posthorn.owner_keys',
       'credential_hash from posthorn.connections',
       'sealed_secret from posthorn.webhooks',
+      'sealed_subscription from posthorn.push_subscriptions',
       'label from posthorn.agents',
     ]) {
       expect(await sqlState(jobs.query(`select ${hidden}`)), hidden).toBe('42501');

@@ -235,11 +235,11 @@ describe("with SQL as the pods' role", () => {
         deciding.some((one) => found.has(`posthorn_impl.${one}`)),
     );
     expect(free.map(([name]) => name).toSorted()).toEqual([
-      // by approve_automatically
+      // by ask_owner
       'posthorn_api.propose_collaboration',
       // an agent that goes ends the groups that would be left with one
       'posthorn_api.revoke_own_agent',
-      // by approve_automatically
+      // by ask_owner
       'posthorn_api.send_messages',
     ]);
   });

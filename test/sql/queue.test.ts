@@ -78,24 +78,30 @@ describe('the role that fills the queue', () => {
        select id, '{}', $2 from graphile_worker._private_tasks where identifier = $1 returning id`,
       [task, key],
     );
-  const change = (to: string) =>
-    enqueuer.query(`update graphile_worker._private_jobs set ${to} where key like 'webhook:%' returning id`);
   const another = `(select id from graphile_worker._private_tasks where identifier = 'accounts__delete')`;
 
   beforeAll(async () => {
     await jobs.query(
-      `insert into graphile_worker._private_tasks (identifier) values ('accounts__delete'), ('webhook__deliver') on conflict do nothing`,
+      `insert into graphile_worker._private_tasks (identifier) values ('accounts__delete'), ('webhook__deliver'), ('push__send') on conflict do nothing`,
     );
   });
 
-  test('puts nothing but deliveries there, whatever the key', async () => {
-    expect(await refusal(put('accounts__delete', 'webhook:y'))).toEqual(denied);
-    expect(await refusal(put('webhook__deliver', 'messages__expire'))).toEqual(denied);
+  test('puts nothing but deliveries and pushes there, whatever the key', async () => {
+    for (const key of ['webhook:y', 'push:y']) expect(await refusal(put('accounts__delete', key)), key).toEqual(denied);
+    for (const task of ['webhook__deliver', 'push__send'])
+      expect(await refusal(put(task, 'messages__expire')), task).toEqual(denied);
+    expect(await refusal(put('push__send', 'webhook:x'))).toEqual(denied);
     expect((await put('webhook__deliver', 'webhook:y')).rows).toHaveLength(1);
+    expect((await put('push__send', 'push:y')).rows).toHaveLength(1);
   });
 
-  test('turns no delivery into something else', async () => {
-    await put('webhook__deliver', 'webhook:z');
+  test.each([
+    ['webhook__deliver', 'webhook:'],
+    ['push__send', 'push:'],
+  ])('turns no %s into something else', async (task, kind) => {
+    const change = (to: string) =>
+      enqueuer.query(`update graphile_worker._private_jobs set ${to} where key like '${kind}%' returning id`);
+    await put(task, `${kind}z`);
     expect(await refusal(change(`task_id = ${another}, payload = '{"owner_id": 1}'`))).toEqual(denied);
     expect(await refusal(change(`key = null, task_id = ${another}`))).toEqual(denied);
     expect(await refusal(change(`key = 'messages__expire'`))).toEqual(denied);
@@ -120,7 +126,13 @@ test('what a call presented is found by nothing that runs after it', async () =>
       return rows[0].presented;
     });
   expect(await presented(app, (db) => functions.authenticate(db, { credential: anna.credential }))).toBe('{}');
-  for (const prover of ['prove(array[$1::bytea])', 'prove_link($1)', 'prove_grant_token($1)'])
+  for (const prover of [
+    'prove(array[$1::bytea])',
+    'prove_link($1)',
+    'prove_grant_token($1)',
+    'prove_passkey($1, $1)',
+    'prove_openid_account($1)',
+  ])
     expect(
       await presented(engine, (db) => db.query(`select * from posthorn_impl.${prover}`, [anna.credential])),
       prover,

@@ -5,7 +5,7 @@ import { makeCredential } from '../../src/crypto/credentials.ts';
 import { createGroup, createServiceConnection } from '../../src/db/functions.ts';
 import { makeSignInUrl } from '../../src/sign-in-link.ts';
 import { CHROMIUM, startChromium } from '../helpers/chromium.ts';
-import { connectApp, signIn } from '../helpers/oauth.ts';
+import { begin, connectApp, postForm, register, signIn } from '../helpers/oauth.ts';
 import {
   callHttp,
   newKey,
@@ -136,6 +136,28 @@ describe.skipIf(CHROMIUM === undefined)('the pages, in Chromium', () => {
       expect(trouble).toEqual([]);
     });
 
+    test('axe finds nothing where an app or a machine asks to be connected', async () => {
+      const { page, elsewhere, trouble } = await openPage({ colorScheme }, owner);
+      const found: string[] = [];
+      const registered = await register(url, { client_name: MARKUP.slice(0, 60) });
+      await page.goto(url + begin(url, registered.body.client_id).url);
+      await page.getByRole('button', { name: 'Connect' }).waitFor();
+      found.push(...(await violations(page)));
+      const asked = await postForm(`${url}/device/authorize`, { client_id: 'posthorn-cli', device_label: MARKUP });
+      await page.goto(asked.body.verification_uri_complete);
+      found.push(...(await violations(page)));
+      await page.getByRole('button', { name: 'Go on' }).click();
+      await page.getByText(asked.body.user_code).waitFor();
+      found.push(...(await violations(page)));
+      await page.getByRole('button', { name: 'Pair' }).click();
+      await page.getByRole('heading', { name: 'Paired' }).waitFor();
+      found.push(...(await violations(page)));
+      expect(await page.locator('img').count()).toBe(0);
+      expect(found).toEqual([]);
+      expect(elsewhere).toEqual([]);
+      expect(trouble).toEqual([]);
+    });
+
     test('axe finds nothing where nothing is yet, where nobody is signed in, and after a refusal', async () => {
       const { page, elsewhere } = await openPage({ colorScheme, viewport: { width: 390, height: 844 } }, newcomer);
       const found: string[] = [];
@@ -171,7 +193,7 @@ describe.skipIf(CHROMIUM === undefined)('the pages, in Chromium', () => {
         bytes += encodedDataLength;
       });
       await network.send('Network.enable');
-      await page.goto(url + path, { waitUntil: 'networkidle' });
+      await page.goto(url + path);
       await openAll(page);
       expect(await page.evaluate('document.documentElement.scrollWidth'), path).toBe(390);
       expect(bytes, path).toBeGreaterThan(10_000);

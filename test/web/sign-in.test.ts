@@ -330,7 +330,7 @@ describe('owner calls', () => {
     expect((await browser.call('POST', `/owner/v1/agents/${agent.id}/revoke`, {})).json).toMatchObject({
       error: 'not_found',
     });
-    expect((await browser.call('GET', '/owner/v1/agents')).json).toEqual({ agents: [] });
+    expect((await browser.call('GET', '/owner/v1/agents')).json).toEqual({ agents: [], next_cursor: null });
   });
 
   test('export everything, and delete the account once its name was typed', async () => {
