@@ -270,13 +270,15 @@ create table posthorn.agents (
   constraint installation_is_a_slug CHECK ((installation ~ '^[A-Za-z0-9._-]{1,64}$'::text)),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint label_shows_ink CHECK (posthorn.shows_ink(label)),
   constraint one_agent_per_connection_and_installation UNIQUE (owner_id, connection_id, installation),
   constraint origin_kind_is_known CHECK ((origin_kind = ANY (ARRAY['service'::text, 'device'::text, 'oauth'::text]))),
   constraint revoked_by_someone CHECK (((revoked_at IS NULL) = (revoked_by IS NULL))),
   constraint revoker_is_known CHECK ((revoked_by = ANY (ARRAY['owner'::text, 'agent'::text]))),
   constraint runtime_is_a_slug CHECK ((runtime ~ '^[a-z][a-z0-9_-]{0,39}$'::text)),
   constraint runtime_version_has_1_to_40_characters CHECK (((char_length(runtime_version) >= 1) AND (char_length(runtime_version) <= 40))),
-  constraint runtime_version_is_one_line CHECK ((runtime_version !~ '[--  ]'::text))
+  constraint runtime_version_is_one_line CHECK ((runtime_version !~ '[--  ]'::text)),
+  constraint runtime_version_shows_ink CHECK (posthorn.shows_ink(runtime_version))
 ); -- of posthorn_owner
 CREATE INDEX agents_by_client ON posthorn.agents USING btree (owner_id, client_id) WHERE (client_id IS NOT NULL);
 alter table posthorn.agents enable row level security;
@@ -382,6 +384,7 @@ create table posthorn.connections (
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['service'::text, 'device'::text, 'child'::text, 'oauth'::text, 'session'::text]))),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint label_shows_ink CHECK (posthorn.shows_ink(label)),
   constraint only_sessions_act_as_owner CHECK (((kind = 'session'::text) OR (NOT (scopes @> ARRAY['owner'::text])))),
   constraint scopes_are_known CHECK (((scopes <@ ARRAY['messaging'::text, 'functions'::text, 'execute'::text, 'owner'::text]) AND ((cardinality(scopes) >= 1) AND (cardinality(scopes) <= 4))))
 ) with (fillfactor=90); -- of posthorn_owner
@@ -586,9 +589,12 @@ create table posthorn.groups (
   constraint groups_pkey PRIMARY KEY (owner_id, group_id),
   constraint name_has_1_to_80_characters CHECK (((char_length(name) >= 1) AND (char_length(name) <= 80))),
   constraint name_is_one_line CHECK ((name !~ '[--  ]'::text)),
+  constraint name_shows_ink CHECK (posthorn.shows_ink(name)),
   constraint project_boundary_has_1_to_500_characters CHECK (((char_length(project_boundary) >= 1) AND (char_length(project_boundary) <= 500))),
   constraint project_boundary_is_one_line CHECK ((project_boundary !~ '[--  ]'::text)),
-  constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500)))
+  constraint project_boundary_shows_ink CHECK (posthorn.shows_ink(project_boundary)),
+  constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500))),
+  constraint purpose_shows_ink CHECK (posthorn.shows_ink(purpose))
 ); -- of posthorn_owner
 alter table posthorn.groups enable row level security;
 alter table posthorn.groups force row level security;
@@ -854,6 +860,7 @@ create table posthorn.owners (
   wake_number integer not null default nextval('posthorn.mailboxes_wake_number_seq'::regclass),
   constraint label_has_1_to_64_characters CHECK (((char_length(label) >= 1) AND (char_length(label) <= 64))),
   constraint label_is_one_line CHECK ((label !~ '[--  ]'::text)),
+  constraint label_shows_ink CHECK (posthorn.shows_ink(label)),
   constraint owner_ids_are_unique UNIQUE (id),
   constraint owners_pkey PRIMARY KEY (owner_id)
 ); -- of posthorn_owner
@@ -972,14 +979,17 @@ create table posthorn.proposals (
   constraint kind_is_known CHECK ((kind = ANY (ARRAY['new'::text, 'renew'::text, 'continue'::text]))),
   constraint name_has_1_to_80_characters CHECK (((char_length(name) >= 1) AND (char_length(name) <= 80))),
   constraint name_is_one_line CHECK ((name !~ '[--  ]'::text)),
+  constraint name_shows_ink CHECK (posthorn.shows_ink(name)),
   constraint project_boundary_has_1_to_500_characters CHECK (((char_length(project_boundary) >= 1) AND (char_length(project_boundary) <= 500))),
   constraint project_boundary_is_one_line CHECK ((project_boundary !~ '[--  ]'::text)),
+  constraint project_boundary_shows_ink CHECK (posthorn.shows_ink(project_boundary)),
   constraint proposals_owner_id_conversation_id_fkey FOREIGN KEY (owner_id, conversation_id) REFERENCES posthorn.conversations(owner_id, conversation_id) ON DELETE CASCADE,
   constraint proposals_owner_id_fkey FOREIGN KEY (owner_id) REFERENCES posthorn.owners(owner_id) ON DELETE CASCADE,
   constraint proposals_owner_id_group_id_fkey FOREIGN KEY (owner_id, group_id) REFERENCES posthorn.groups(owner_id, group_id) ON DELETE CASCADE,
   constraint proposals_owner_id_proposer_agent_id_fkey FOREIGN KEY (owner_id, proposer_agent_id) REFERENCES posthorn.agents(owner_id, agent_id) ON DELETE CASCADE,
   constraint proposals_pkey PRIMARY KEY (owner_id, proposal_id),
   constraint purpose_has_1_to_500_characters CHECK (((char_length(purpose) >= 1) AND (char_length(purpose) <= 500))),
+  constraint purpose_shows_ink CHECK (posthorn.shows_ink(purpose)),
   constraint reason_is_known CHECK ((reason = ANY ('{superseded}'::text[]))),
   constraint state_is_known CHECK ((state = ANY (ARRAY['pending'::text, 'approved'::text, 'denied'::text, 'expired'::text])))
 ) with (autovacuum_analyze_scale_factor=0.02, autovacuum_vacuum_scale_factor=0.02); -- of posthorn_owner
@@ -1338,6 +1348,8 @@ create function ops.wrap_server_secret(p_from_ring_key_id text, p_ring_key_id te
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn.make_id() returns uuid
   language sql volatile security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
+create function posthorn.shows_ink(p_text text) returns boolean
+  language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_owner
 create function posthorn_api.add_grant_token(p_proof bytea, p_connection_id uuid, p_kind text, p_token_hash bytea, p_payload bytea, p_scopes text[], p_seconds integer) returns void
   language plpgsql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_api.add_openid_account(p_credential bytea, p_state_hash bytea, p_subject_hash bytea, p_issuer text, p_label text) returns posthorn_impl.openid_account_view
@@ -1806,6 +1818,7 @@ grant execute on function ops.wrap_owner_keys(uuid[],text[],text,bytea[]) to pos
 grant execute on function ops.wrap_server_secret(text,text,bytea) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
+grant execute on function posthorn.shows_ink(text) to posthorn_engine;
 grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
 grant execute on function posthorn_api.add_openid_account(bytea,bytea,bytea,text,text) to posthorn_app;
 grant execute on function posthorn_api.add_passkey(bytea,bytea,bytea,bytea,bigint,text) to posthorn_app;

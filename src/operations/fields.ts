@@ -32,12 +32,22 @@ function text(max: number, isAllowed: (text: string) => boolean, rule: string) {
 // C0 and C1 controls and the line and paragraph separators; a body or purpose may hold them
 const BREAKS_LINE = /[\p{Cc}\u2028\u2029]/u;
 
-/** One line of 1 to `max` code points. */
-export const line = (max: number) =>
-  text(max, (value) => !BREAKS_LINE.test(value), 'must be a single line without control characters');
+// What leaves a mark on paper; posthorn.shows_ink says the same. The blank of Braille and three marks of notes do not.
+const INK = /[^\p{Cc}\p{White_Space}\p{Default_Ignorable_Code_Point}\u2800\ufff9-\ufffb]/u;
 
-/** Free text of 1 to `max` code points. */
-export const paragraph = (max: number) => text(max, () => true, '');
+/** One line of 1 to `max` code points, of which one can be seen. */
+export const line = (max: number) =>
+  text(
+    max,
+    (value) => !BREAKS_LINE.test(value) && INK.test(value),
+    'must be a single line with a visible character and no control characters',
+  );
+
+/** Text of 1 to `max` code points, of which one can be seen. */
+export const paragraph = (max: number) => text(max, (value) => INK.test(value), 'must have a visible character');
+
+/** Text of 1 to `max` code points, whatever it shows. */
+export const anyText = (max: number) => text(max, () => true, '');
 
 /** In small letters from here on, as the database writes it: a body is sealed for an agent by the text of its id. */
 export const id = () => z.uuid().toLowerCase();

@@ -13,6 +13,7 @@ import type { SendOutcome } from '../db/send-lane.ts';
 import { invalidRequest, PosthornError } from '../errors.ts';
 import {
   agentId,
+  anyText,
   decodeCursor,
   encodeCursor,
   id,
@@ -53,7 +54,7 @@ export const send = defineOperation({
     group_id: id().optional(),
     conversation_id: id().optional(),
     reply_to: id().optional().describe('The message that you answer, as you received it'),
-    body: paragraph(20_000),
+    body: anyText(20_000),
     purpose: paragraph(500)
       .optional()
       .describe('What the owner is asked, where no collaboration reaches the recipient'),
