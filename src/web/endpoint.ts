@@ -61,7 +61,9 @@ export function createWeb(services: Services, loadSecrets: () => Promise<ServerS
       services.credentialUse.note(session.credential);
       return { ...session, owner: { id: row.ownerId, label: row.label } };
     }
-    if (returnTo !== undefined) rememberReturn(ctx, services.publicUrl, returnTo);
+    // a page that looked after itself while its session ended is nowhere that somebody wants to go
+    const isForPerson = ctx.get('sec-fetch-dest') !== 'empty';
+    if (returnTo !== undefined && isForPerson) rememberReturn(ctx, services.publicUrl, returnTo);
     show(ctx, howToSignInPage({ services, isOnTheWay: returnTo !== undefined }));
     return null;
   }

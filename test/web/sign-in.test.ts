@@ -228,6 +228,17 @@ describe('other sites', () => {
     }
   });
 
+  test('whoever opened a page comes back to it after signing in, and not to one that asked for itself', async () => {
+    for (const [fetchDestination, path] of [
+      ['document', '/owner/settings'],
+      ['empty', '/owner'],
+    ] as const) {
+      const browser = createBrowser(first);
+      await browser.open('/owner/settings', { 'sec-fetch-dest': fetchDestination });
+      expect((await browser.submit(await browser.open(await makeLink()))).url).toBe(first + path);
+    }
+  });
+
   test('nobody is sent elsewhere after signing in', async () => {
     for (const path of [
       '//evil.example',
