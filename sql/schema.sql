@@ -1818,6 +1818,7 @@ grant execute on function ops.wrap_owner_keys(uuid[],text[],text,bytea[]) to pos
 grant execute on function ops.wrap_server_secret(text,text,bytea) to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_admin;
 grant execute on function posthorn.make_id() to posthorn_engine;
+grant execute on function posthorn.shows_ink(text) to posthorn_admin;
 grant execute on function posthorn.shows_ink(text) to posthorn_engine;
 grant execute on function posthorn_api.add_grant_token(bytea,uuid,text,bytea,bytea,text[],integer) to posthorn_app;
 grant execute on function posthorn_api.add_openid_account(bytea,bytea,bytea,text,text) to posthorn_app;

@@ -12,7 +12,7 @@ as $$
   select p_text ~ U&'[^\0001-\0020\007F-\00A0\00AD\034F\061C\115F\1160\1680\17B4\17B5\180B-\180F\2000-\200F\2028-\202F\205F-\206F\2800\3000\3164\FE00-\FE0F\FEFF\FFA0\FFF0-\FFFB\+01BCA0-\+01BCA3\+01D173-\+01D17A\+0E0000-\+0E0FFF]'
 $$;
 comment on function posthorn.shows_ink(text) is 'Whether a text has a character that can be seen.';
-grant execute on function posthorn.shows_ink(text) to posthorn_engine;
+grant execute on function posthorn.shows_ink(text) to posthorn_engine, posthorn_admin;
 
 do $$
 declare

@@ -371,8 +371,8 @@ describe('ownership and rights', () => {
         `select f.name from (${OUR_FUNCTIONS}) f
           where f.nspname not in ('ops', 'posthorn_api') and has_function_privilege('posthorn_admin', f.oid, 'execute') order by 1`,
       ),
-      // what functions of theirs, which run with their rights, call
-    ).toEqual(['posthorn.make_id', 'posthorn_impl.clock', 'posthorn_impl.refuse']);
+      // what functions of theirs, which run with their rights, call; and constraints of the rows that these change
+    ).toEqual(['posthorn.make_id', 'posthorn.shows_ink', 'posthorn_impl.clock', 'posthorn_impl.refuse']);
   });
 
   test('operators read no label, body, credential or key', async () => {
