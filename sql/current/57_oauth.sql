@@ -356,6 +356,7 @@ begin
          successor_hash = p_successor_hash
    where t.owner_id = v_owner_id
      and t.token_hash = p_token_hash
+     and t.kind <> 'grant' -- its hash is that of a connection's id, which many may read
      and t.consumed_at is null
      and t.expires_at > v_now;
   return found or exists (
@@ -384,6 +385,7 @@ begin
      set expires_at = v_now
    where t.owner_id = v_owner_id
      and t.token_hash = p_token_hash
+     and t.kind <> 'grant' -- as above
      and t.expires_at > v_now;
 end $$;
 comment on function posthorn_api.end_grant_token(bytea) is 'Ends one code or token; it is still known as one that was.';

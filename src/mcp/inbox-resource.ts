@@ -2,6 +2,7 @@ import { ProtocolError, ProtocolErrorCode } from '@modelcontextprotocol/server';
 import { z } from 'zod';
 import { agentStatus, inboxSnapshots } from '../db/functions.ts';
 import { PosthornError } from '../errors.ts';
+import { OWNER_LOG } from '../events/event-content.ts';
 import type { Services } from '../operations/operation.ts';
 
 /** The inbox of the agent that a connection acts as; followed by a slash and an id, of one of several. */
@@ -25,7 +26,8 @@ export const INBOX_TEMPLATES = [
 function agentOf(uri: string): string | null | undefined {
   if (uri === INBOX) return null;
   const id = uri.startsWith(`${INBOX}/`) ? uri.slice(INBOX.length + 1) : '';
-  return z.uuid().safeParse(id).success ? id.toLowerCase() : undefined;
+  // the owner's log is no agent's inbox
+  return z.uuid().safeParse(id).success && id !== OWNER_LOG ? id.toLowerCase() : undefined;
 }
 
 /**

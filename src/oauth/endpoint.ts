@@ -137,7 +137,8 @@ export function createOAuth(options: OAuthOptions): Middleware {
   }
 
   async function countAttempts(ctx: Context): Promise<void> {
-    const act = COUNTED[`${ctx.method} ${ctx.path}`];
+    // the library answers HEAD as it does GET
+    const act = COUNTED[`${ctx.method === 'HEAD' ? 'GET' : ctx.method} ${ctx.path}`];
     if (act === undefined) return;
     if (await countOauthAttempt(services.pool, { act, bucket: addressBucket(ctx) })) return;
     throw new PosthornError('rate_limited', { retry_after: 3_600 }, 'Too many such requests come from this address.');

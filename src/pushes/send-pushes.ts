@@ -48,8 +48,7 @@ export function createPushSender(options: {
     const outcome = await post(egress, subscription.endpoint, headers, body);
     if (isRefusal(outcome.httpStatus)) {
       // most often what signs is not what the browser was told: somebody should look
-      const { host } = new URL(subscription.endpoint);
-      log.warn({ host, status: outcome.httpStatus }, 'a push service refused a notification');
+      log.warn({ subscriptionId, status: outcome.httpStatus }, 'a push service refused a notification');
     }
     await recordPush(pool, { ownerId, subscriptionId, requests, ...outcome });
   }

@@ -3,7 +3,7 @@ import type { Context, Middleware, Next } from 'koa';
 import type { Logger } from 'pino';
 import type { ServerSecrets } from '../crypto/server-secrets.ts';
 import { sessionOwner, signOut } from '../db/functions.ts';
-import { PosthornError, toPosthornError } from '../errors.ts';
+import { toPosthornError } from '../errors.ts';
 import type { Services } from '../operations/operation.ts';
 import { readForm } from '../request/form-body.ts';
 import { readSession, requireFormToken, requireOwnSite, type Session, writeSession } from '../request/session.ts';
@@ -116,5 +116,5 @@ const isPage = (path: string) => path === '/owner' || (path.startsWith('/owner/'
 function unlessGone(error: unknown): [] {
   const { code } = toPosthornError(error);
   if (code === 'unauthorized' || code === 'person_required') return [];
-  throw error instanceof PosthornError ? error : (error as Error);
+  throw error;
 }

@@ -228,7 +228,9 @@ export function addSignIn(router: Router, { services, loadSecrets, web, log }: S
     function explain(ctx: Context, thrown: unknown): void {
       if (!(thrown instanceof OpenIdError)) throw thrown;
       const { cause } = thrown as { cause?: { code?: string; error?: string } };
-      log.warn({ requestId: ctx.state.requestId, kind: thrown.kind, code: cause?.error ?? cause?.code }, 'openid');
+      // what is no code is a caller's text
+      const code = [cause?.error, cause?.code].find((each) => each !== undefined && /^\w{1,40}$/.test(each));
+      log.warn({ requestId: ctx.state.requestId, kind: thrown.kind, code }, 'openid');
       if (thrown.kind === 'unreachable') refuse(ctx, 502, `${provider.name} does not answer. Try again later.`);
       else refuse(ctx, 403, `${provider.name} did not sign you in.`);
     }

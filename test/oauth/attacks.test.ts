@@ -264,6 +264,16 @@ describe('floods', () => {
     expect(answers[3]!.headers.get('retry-after')).toBe('3600');
   });
 
+  test('of authorizations are told to wait, by whichever method', async () => {
+    const admin = posthorn.database.as('posthorn_admin');
+    const { body } = await register(url);
+    await functions.setLimit(admin, { name: 'authorizations_per_hour', value: 1 });
+    const head = () => fetch(url + begin(url, body.client_id).url, { method: 'HEAD', redirect: 'manual' });
+    const answers = [await head(), await head()];
+    await functions.setLimit(admin, { name: 'authorizations_per_hour', value: 600 });
+    expect(answers[1]!.status).toBe(429);
+  });
+
   test('of bytes are cut', async () => {
     const answer = await fetch(`${url}/register`, {
       method: 'POST',
@@ -314,6 +324,17 @@ describe('a pod without the credentials of anybody', () => {
         ).rejects.toMatchObject({ code: expect.stringMatching(/^MH(UNA|PER)$/) });
     }
     expect(await statusOf('forged')).toBe(401);
+  });
+
+  test('ends no grant by the id of its connection', async () => {
+    const { clientId, refresh: token } = await connectApp(browser, url);
+    const { rows } = await admin.query(
+      `select connection_id as id from posthorn.oauth_grants order by connection_id desc limit 1`,
+    );
+    const tokenHash = hashCredential(rows[0].id);
+    await functions.endGrantToken(app(), { tokenHash });
+    await functions.consumeGrantToken(app(), { tokenHash });
+    expect((await refresh(url, clientId, token)).status).toBe(200);
   });
 
   test('makes no token of another grant, nor of a wider scope, with one that it saw', async () => {
