@@ -88,7 +88,8 @@ test('a second start is refused while the first process lives, and finds its add
   const refusal = await start({ dataDirectory }).catch((error: unknown) => error);
   expect(refusal).toBeInstanceOf(DataDirectoryInUseError);
   expect((refusal as Error).message).toContain(String(child.pid));
-  expect(await findEmbeddedPostgres(dataDirectory)).toBe(url);
+  // the server says in its own file that it is ready, a moment after it takes connections
+  await expect.poll(() => findEmbeddedPostgres(dataDirectory)).toBe(url);
   child.kill('SIGTERM');
   await once(child, 'exit');
   expect(await findEmbeddedPostgres(dataDirectory)).toBeUndefined();
