@@ -88,11 +88,13 @@ describe.skipIf(CHROMIUM === undefined)('an open Inbox', () => {
   test('at rest asks for nothing, whatever time passes', async () => {
     await expect.poll(streamsOpen).toBe(1);
     await expect.poll(() => askedFor('/owner')).toBeGreaterThan(0); // as the stream began
-    const before = asked.length;
+    const askedForPage = askedFor('/owner');
+    const askedForStream = askedFor('/owner/v1/events');
     await page.clock.runFor(120_000);
     await ask();
     await request().waitFor(); // by one request, and that comes after all others
-    expect(asked.length).toBe(before + 1);
+    expect(askedFor('/owner')).toBe(askedForPage + 1);
+    expect(askedFor('/owner/v1/events')).toBe(askedForStream);
   });
 
   test('holds no stream while nobody looks, and catches up when somebody does', async () => {
