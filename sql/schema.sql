@@ -1592,6 +1592,8 @@ create function posthorn_impl.count_attempt(p_act text, p_bucket integer, p_per 
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_expired(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns bigint
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.count_failed_sign_in(p_bucket integer, p_now timestamp with time zone) returns void
+  language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.count_pending(p_owner_id integer, p_agent_id uuid, p_now timestamp with time zone) returns integer
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.delete_expired_records(p_limit integer) returns integer
@@ -1693,6 +1695,8 @@ create function posthorn_impl.make_challenge(p_purpose text, p_bound_to bytea, p
 create function posthorn_impl.max_attempts() returns integer
   language sql immutable security invoker set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.may_attempt(p_act text, p_bucket integer, p_limit bigint, p_now timestamp with time zone) returns boolean
+  language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
+create function posthorn_impl.may_sign_in(p_bucket integer, p_now timestamp with time zone) returns boolean
   language sql stable security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine
 create function posthorn_impl.move_reach_of_grants(p_owner_id integer, p_agent_id uuid) returns void
   language sql volatile security definer set search_path=pg_catalog, pg_temp; -- of posthorn_engine

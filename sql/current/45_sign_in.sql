@@ -70,6 +70,32 @@ as $$
 $$;
 comment on function posthorn_impl.count_attempt(text, int, interval, timestamptz) is 'Counts one attempt of an address, in a window that begins with its first.';
 
+create function posthorn_impl.may_sign_in(
+  p_bucket int,
+  p_now timestamptz
+) returns boolean
+language sql
+stable
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), p_now)
+$$;
+comment on function posthorn_impl.may_sign_in(int, timestamptz) is 'Whether an address may try to sign in once more, in whatever way.';
+
+create function posthorn_impl.count_failed_sign_in(
+  p_bucket int,
+  p_now timestamptz
+) returns void
+language sql
+volatile
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+  select posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', p_now)
+$$;
+comment on function posthorn_impl.count_failed_sign_in(int, timestamptz) is 'Counts a sign-in that failed, in whatever way.';
+
 create function ops.create_sign_in_link(
   p_credential bytea,
   p_link_hash bytea
@@ -141,7 +167,7 @@ declare
   v_actor posthorn_impl.proven;
   v_used uuid;
 begin
-  if not posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), v_now) then
+  if not posthorn_impl.may_sign_in(p_bucket, v_now) then
     return 'rate_limited';
   end if;
   v_owner_id := posthorn_impl.prove_link(p_link_hash);
@@ -155,7 +181,7 @@ begin
     returning l.link_id into v_used; -- of two at once the second finds nothing
   end if;
   if v_used is null then
-    perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
+    perform posthorn_impl.count_failed_sign_in(p_bucket, v_now);
     return 'not_found';
   end if;
   v_actor := posthorn_impl.start_session(v_owner_id, p_session_hash, p_label, p_replaces, v_now);

@@ -242,7 +242,7 @@ declare
   v_now timestamptz := posthorn_impl.clock();
   v_owner_id int;
 begin
-  if not posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), v_now) then
+  if not posthorn_impl.may_sign_in(p_bucket, v_now) then
     return query select 'rate_limited', null::bytea;
     return;
   end if;
@@ -253,7 +253,7 @@ begin
     v_owner_id := posthorn_impl.prove_passkey(p_handle_hash, p_credential_id);
   end if;
   if v_owner_id is null then
-    perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
+    perform posthorn_impl.count_failed_sign_in(p_bucket, v_now);
     return query select 'not_found', null::bytea;
     return;
   end if;
@@ -290,7 +290,7 @@ declare
   v_is_ahead boolean;
   v_actor posthorn_impl.proven;
 begin
-  if not posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), v_now) then
+  if not posthorn_impl.may_sign_in(p_bucket, v_now) then
     return 'rate_limited';
   end if;
   v_challenge := posthorn_impl.take_challenge('use_passkey', p_browser_hash, p_challenge_hash); -- whatever comes of it
@@ -305,7 +305,7 @@ begin
     v_is_ahead := p_sign_count > v_passkey.sign_count or (p_sign_count = 0 and v_passkey.sign_count = 0);
   end if;
   if v_is_ahead is not true then
-    perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
+    perform posthorn_impl.count_failed_sign_in(p_bucket, v_now);
     if v_passkey.passkey_id is not null then
       perform posthorn_impl.record_act(row(1, v_owner_id, null, 'session', array['owner'], null)::posthorn_impl.proven, 'passkey.refuse', v_passkey.passkey_id, v_now);
     end if;

@@ -162,12 +162,12 @@ declare
   v_used uuid;
   v_actor posthorn_impl.proven;
 begin
-  if not posthorn_impl.may_attempt('sign_in', p_bucket, posthorn_impl.limit_value('failed_sign_ins'), v_now) then
+  if not posthorn_impl.may_sign_in(p_bucket, v_now) then
     return 'rate_limited';
   end if;
   v_challenge := posthorn_impl.take_challenge('use_openid', p_browser_hash, p_state_hash);
   if v_challenge.challenge_hash is null then
-    perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
+    perform posthorn_impl.count_failed_sign_in(p_bucket, v_now);
     return 'expired';
   end if;
   v_owner_id := posthorn_impl.prove_openid_account(p_subject_hash);
@@ -181,7 +181,7 @@ begin
     returning a.account_id into v_used; -- untied meanwhile?
   end if;
   if v_used is null then
-    perform posthorn_impl.count_attempt('sign_in', p_bucket, interval '15 minutes', v_now);
+    perform posthorn_impl.count_failed_sign_in(p_bucket, v_now);
     return 'not_found';
   end if;
   v_actor := posthorn_impl.start_session(v_owner_id, p_session_hash, p_label, p_replaces, v_now);

@@ -5,21 +5,12 @@ import { openForPush } from '../crypto/seal.ts';
 import type { PushKeys } from '../crypto/server-secrets.ts';
 import { claimPushes, type DuePush, recordPush } from '../db/functions.ts';
 import { metrics } from '../metrics.ts';
-import { type Egress, EgressError } from '../net/egress.ts';
-import { statusClass } from '../net/status-class.ts';
-import { readRetryAfter } from '../webhooks/retry-after.ts';
+import type { Egress } from '../net/egress.ts';
+import { classOf, post } from '../net/post.ts';
 import { type PushSubscription, pushRequest } from './push-request.ts';
-
-/** For the whole attempt, in milliseconds: name, connection, TLS, request and the head of the answer. */
-const ATTEMPT_MS = 10_000;
 
 /** Tells the browsers of an owner how many requests wait; resolves when each has been tried. */
 export type SendPushes = (ownerId: string) => Promise<void>;
-
-interface Outcome {
-  httpStatus: number | null;
-  retryAfterSeconds: number | null;
-}
 
 /**
  * Sends pushes. The database says which browsers are due, and what an answer means. Killed between an answer and its
@@ -46,11 +37,13 @@ export function createPushSender(options: {
     const { waiting, lifeSeconds, subscriptionId, requests } = due;
     const { headers, body } = pushRequest({ subscription, pushKeys, contact, waiting, lifeSeconds });
     const outcome = await post(egress, subscription.endpoint, headers, body);
-    if (isRefusal(outcome.httpStatus)) {
+    metrics.pushes.inc({ outcome: classOf(outcome) });
+    const { httpStatus, retryAfterSeconds } = outcome;
+    if (isRefusal(httpStatus)) {
       // most often what signs is not what the browser was told: somebody should look
-      log.warn({ subscriptionId, status: outcome.httpStatus }, 'a push service refused a notification');
+      log.warn({ subscriptionId, status: httpStatus }, 'a push service refused a notification');
     }
-    await recordPush(pool, { ownerId, subscriptionId, requests, ...outcome });
+    await recordPush(pool, { ownerId, subscriptionId, requests, httpStatus, retryAfterSeconds });
   }
 
   return async function sendPushes(ownerId) {
@@ -64,16 +57,4 @@ export function createPushSender(options: {
 /** Neither a browser that is gone nor a service that is busy. */
 function isRefusal(status: number | null): boolean {
   return status !== null && status >= 300 && status < 500 && ![404, 408, 410, 425, 429].includes(status);
-}
-
-async function post(egress: Egress, endpoint: string, headers: Record<string, string>, body: Buffer): Promise<Outcome> {
-  try {
-    const answer = await egress.request(endpoint, { method: 'POST', headers, body, deadlineMs: ATTEMPT_MS });
-    metrics.pushes.inc({ outcome: statusClass(answer.status) });
-    return { httpStatus: answer.status, retryAfterSeconds: readRetryAfter(answer.headers['retry-after'], Date.now()) };
-  } catch (error) {
-    if (!(error instanceof EgressError)) throw error;
-    metrics.pushes.inc({ outcome: error.kind });
-    return { httpStatus: null, retryAfterSeconds: null };
-  }
 }

@@ -4,7 +4,7 @@ import { isIP } from 'node:net';
 import ipaddr from 'ipaddr.js';
 import type { Context } from 'koa';
 import { hashCredential } from '../crypto/credentials.ts';
-import { PosthornError } from '../errors.ts';
+import { PosthornError, toPosthornError } from '../errors.ts';
 import { readBearer } from './bearer.ts';
 
 /** How long a browser keeps the cookie, in milliseconds; the database says how long it is worth something. */
@@ -139,4 +139,11 @@ function networkOf(address: string): string {
   if (!isIP(address)) return address;
   const parsed = ipaddr.process(address);
   return parsed.kind() === 'ipv4' ? parsed.toString() : parsed.toByteArray().slice(0, 8).join('.');
+}
+
+/** For a call with a session that may have ended: then it answers nothing. @throws whatever else went wrong */
+export function unlessGone(error: unknown): [] {
+  const { code } = toPosthornError(error);
+  if (code === 'unauthorized' || code === 'person_required') return [];
+  throw error;
 }

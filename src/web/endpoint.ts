@@ -6,7 +6,14 @@ import { sessionOwner, signOut } from '../db/functions.ts';
 import { toPosthornError } from '../errors.ts';
 import type { Services } from '../operations/operation.ts';
 import { readForm } from '../request/form-body.ts';
-import { readSession, requireFormToken, requireOwnSite, type Session, writeSession } from '../request/session.ts';
+import {
+  readSession,
+  requireFormToken,
+  requireOwnSite,
+  type Session,
+  unlessGone,
+  writeSession,
+} from '../request/session.ts';
 import { HORN, LIVE_SCRIPT, MANIFEST, PASSKEYS_SCRIPT, PUSH_SCRIPT, PUSH_WORKER, STYLE } from './assets.ts';
 import { ownerPages } from './owner-pages.ts';
 import { go, show } from './responses.ts';
@@ -111,10 +118,3 @@ export function createWeb(services: Services, loadSecrets: () => Promise<ServerS
 }
 
 const isPage = (path: string) => path === '/owner' || (path.startsWith('/owner/') && !path.startsWith('/owner/v1/'));
-
-/** A session that ended is none. */
-function unlessGone(error: unknown): [] {
-  const { code } = toPosthornError(error);
-  if (code === 'unauthorized' || code === 'person_required') return [];
-  throw error;
-}

@@ -24,6 +24,7 @@ import {
   readBrowserSecret,
   readSession,
   requireOwnSite,
+  unlessGone,
   writeBrowserSecret,
   writeSession,
 } from '../request/session.ts';
@@ -235,12 +236,6 @@ export function addSignIn(router: Router, { services, loadSecrets, web, log }: S
       else refuse(ctx, 403, `${provider.name} did not sign you in.`);
     }
   }
-}
-
-/** A session that ended is none. */
-function unlessGone(error: unknown): void {
-  const { code } = toPosthornError(error);
-  if (code !== 'unauthorized' && code !== 'person_required') throw error;
 }
 
 /** Why an account cannot be tied, as a sentence. */

@@ -6,13 +6,9 @@ import { claimDeliveries, type DueDelivery, recordAttempts } from '../db/functio
 import { createGroupCommit, rowsByItem } from '../db/group-commit.ts';
 import { type EventFacts, eventContent } from '../events/event-content.ts';
 import { metrics } from '../metrics.ts';
-import { type Egress, EgressError } from '../net/egress.ts';
-import { statusClass } from '../net/status-class.ts';
+import type { Egress } from '../net/egress.ts';
+import { classOf, type PostOutcome, post } from '../net/post.ts';
 import { deliveryRequest } from './delivery-request.ts';
-import { readRetryAfter } from './retry-after.ts';
-
-/** For the whole attempt, in milliseconds: name, connection, TLS, request and the head of the answer. */
-const ATTEMPT_MS = 10_000;
 
 /** A job must be short; what is left after these has a job of its own. */
 const MAX_DELIVERIES = 50;
@@ -24,12 +20,8 @@ const BATCH_SIZE = 100;
 export const DELIVERY_LANES = 2;
 const QUEUE_LIMIT = 100_000;
 
-/** How an attempt went: what the receiver answered, or why there was no answer. */
-interface Outcome {
-  httpStatus: number | null;
-  problem: string | null;
+interface Outcome extends PostOutcome {
   milliseconds: number;
-  retryAfterSeconds: number | null;
 }
 
 interface Claim {
@@ -82,7 +74,12 @@ export function createDrain(options: {
           ? undefined
           : openForWebhook(keys, { agentId, field: 'auth_header' }, due.sealedAuthHeader),
     });
-    return await post(egress, url, headers, body);
+    const startedAt = performance.now();
+    const outcome = await post(egress, url, headers, body);
+    const milliseconds = Math.round(performance.now() - startedAt);
+    metrics.webhookSeconds.observe(milliseconds / 1_000);
+    metrics.webhookAttempts.inc({ outcome: classOf(outcome) });
+    return { ...outcome, milliseconds };
   }
 
   return async function drain(webhookId) {
@@ -95,24 +92,6 @@ export function createDrain(options: {
       due = await records.submit({ webhookId, leaseId, deliveryId: due.deliveryId, goesOn, ...outcome });
     }
   };
-}
-
-async function post(egress: Egress, url: string, headers: Record<string, string>, body: string): Promise<Outcome> {
-  const startedAt = performance.now();
-  const ended = (outcome: Omit<Outcome, 'milliseconds'>): Outcome => {
-    const milliseconds = Math.round(performance.now() - startedAt);
-    metrics.webhookSeconds.observe(milliseconds / 1_000);
-    metrics.webhookAttempts.inc({ outcome: outcome.problem ?? statusClass(outcome.httpStatus!) });
-    return { ...outcome, milliseconds };
-  };
-  try {
-    const answer = await egress.request(url, { method: 'POST', headers, body, deadlineMs: ATTEMPT_MS });
-    const retryAfterSeconds = readRetryAfter(answer.headers['retry-after'], Date.now());
-    return ended({ httpStatus: answer.status, problem: null, retryAfterSeconds });
-  } catch (error) {
-    if (!(error instanceof EgressError)) throw error;
-    return ended({ httpStatus: null, problem: error.kind, retryAfterSeconds: null });
-  }
 }
 
 async function runClaims(pool: pg.Pool, items: Claim[]): Promise<(DueDelivery | null)[]> {

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { readRetryAfter } from '../../src/webhooks/retry-after.ts';
+import { readRetryAfter } from '../../src/net/retry-after.ts';
 
 const now = Date.UTC(2026, 10, 30, 12, 0, 0);
 
